@@ -1,0 +1,33 @@
+# Two commands matter: `make demo` and `make test`. Both set up `.venv` first.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: setup test test-fast demo lint clean
+
+setup: .venv/.ready
+
+# torch goes in first and alone: see constraints.txt.
+.venv/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-fast: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+demo: setup
+	$(BIN)/python examples/quickstart.py --out demo
+
+clean:
+	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

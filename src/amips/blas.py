@@ -1,0 +1,86 @@
+"""faiss, imported so that its matrix products run at the speed of the machine.
+
+Every room takes faiss from here, for two reasons, both measured:
+
+- The OpenBLAS inside the faiss wheel is old. On a processor it does not know it falls back to its
+  slowest kernel (5x slower here). numpy carries a newer one; the name of the kernel that it chose is
+  handed to faiss's while it loads.
+- `distance_compute_blas_threshold` is 128000 by default, which keeps batches below that on a path
+  that is up to 9x slower than the matrix product.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np  # before threadpoolctl looks for numpy's OpenBLAS
+from threadpoolctl import threadpool_info, threadpool_limits
+
+__all__ = ["faiss", "parallel", "threads"]
+
+Item = TypeVar("Item")
+
+# Kernel names of newer releases that the one in faiss does not know, and what is nearest to them there.
+_OLDER_NAME = {"SapphireRapids": "SkylakeX", "Cooperlake": "SkylakeX"}
+
+
+def _kernel_of_numpy() -> str | None:
+    np.ones((2, 2), np.float32) @ np.ones((2, 2), np.float32)
+    for library in threadpool_info():
+        if library["internal_api"] == "openblas":
+            name = str(library.get("architecture"))
+            return _OLDER_NAME.get(name, name)
+    return None
+
+
+def _load() -> None:
+    name = None
+    if "faiss" not in sys.modules and "OPENBLAS_CORETYPE" not in os.environ:
+        name = _kernel_of_numpy()
+    if name is not None:
+        os.environ["OPENBLAS_CORETYPE"] = name
+    try:
+        import faiss  # noqa: F401  (loads the library while the variable is set)
+    finally:
+        if name is not None:
+            del os.environ["OPENBLAS_CORETYPE"]
+
+
+_load()
+import faiss  # noqa: E402
+
+faiss.cvar.distance_compute_blas_threshold = 20
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Limit numpy's BLAS and faiss together to `count` threads; None leaves them as they are."""
+    if count is None:
+        yield
+        return
+    before = faiss.omp_get_max_threads()
+    with threadpool_limits(count):
+        faiss.omp_set_num_threads(count)
+        try:
+            yield
+        finally:
+            faiss.omp_set_num_threads(before)
+
+
+def parallel(work: Callable[[Item], None], items: Iterable[Item]) -> None:
+    """Run `work` on each item, in as many Python threads as BLAS has, each with a BLAS of one thread.
+
+    For work that alternates matrix products with element-wise numpy, which alone uses one core: both
+    then run on all cores (numpy releases the interpreter lock in both).
+    """
+    count = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    if count == 1:
+        for item in items:
+            work(item)
+        return
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(count) as pool:
+        for _ in pool.map(work, items):
+            pass

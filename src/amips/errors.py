@@ -1,0 +1,25 @@
+"""The errors amips raises: each message is one line that says what is wrong and what to do."""
+
+
+class AmipsError(Exception):
+    """Base of every error that amips raises on purpose."""
+
+
+class VectorError(AmipsError):
+    """Vectors that cannot be read or used: wrong dimension, not finite, empty, truncated."""
+
+
+class TaskError(AmipsError):
+    """A task directory that is unfinished, damaged or does not fit the request."""
+
+
+class RunError(AmipsError):
+    """A training run that cannot start, continue or be read."""
+
+
+class TrainingDivergedError(RunError):
+    """The loss stopped being finite; the last good checkpoint is kept."""
+
+
+class TrainingInterrupted(RunError):  # noqa: N818  (it is not an error: the user asked for it)
+    """Ctrl-C or SIGTERM: the state is saved and the run can be resumed."""

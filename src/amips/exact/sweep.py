@@ -1,0 +1,217 @@
+"""Exact answers by blocked matrix products: the top keys of a query, and the top key of every cell.
+
+The score matrix X Y^T is never held: it is made one cache-sized tile at a time, and each tile is reduced
+while it is still in cache. Ties go to the lower id. Rows of the result are written shard by shard, so a
+killed run that was given `out` continues where it stopped and gives the same bytes.
+
+Exactly equal keys deserve care: two columns of a matrix product may be rounded differently though their
+inputs are the same. So doubles are scored once and expanded (`top_k`) or named by their lowest id
+(`cell_maxima`); ties between different keys are ties of the computed scores.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.blas import parallel
+from amips.errors import VectorError
+from amips.exact.reduce import TILE, Best, CellBest, Doubles, Ids, Tiles, lowest_double_in_cell
+from amips.progress import bar
+from amips.rowfiles import Columns, RowFiles
+from amips.vectors import Floats, Vectors, first_equal, open_vectors
+
+MEMORY = 1 << 30
+QUERY_BLOCK = 1024  # rows of a tile, see reduce.TILE
+SHARD_BLOCKS = 16  # query blocks between two commits, at most
+
+
+def top_k(
+    keys: Any,
+    queries: Any,
+    k: int,
+    *,
+    memory: int = MEMORY,
+    out: str | Path | None = None,
+    progress: bool = False,
+) -> tuple[Floats, Ids]:
+    """The k keys with the largest <x, y> for each query: scores [m, k] and ids [m, k], best first.
+
+    `memory` bounds the working set in bytes, beside arrays the caller holds. With `out`, a directory,
+    the results are memory-mapped files there, and a call with the same arguments resumes. k is cut to n.
+    """
+    keys, queries = _opened(keys, queries)
+    if k < 1:
+        raise VectorError(f"k is {k}; it must be at least 1")
+    k = min(k, keys.n)
+    firsts = first_equal(keys)
+    unique = np.flatnonzero(firsts == np.arange(keys.n))
+    doubles = Doubles(firsts) if len(unique) < keys.n else None
+    found = min(k, len(unique))
+
+    def best(x: Floats) -> Best:
+        return Best(x, found)
+
+    def expanded(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
+        return (scores, ids) if doubles is None else doubles.expand(scores, unique[ids], k)
+
+    order = None if doubles is None else unique
+    return _sweep(best, expanded, keys, order, queries, k, k * 96, memory, out, progress)
+
+
+def cell_maxima(
+    keys: Any,
+    cells: NDArray[np.integer[Any]],
+    queries: Any,
+    *,
+    count: int | None = None,
+    memory: int = MEMORY,
+    out: str | Path | None = None,
+    progress: bool = False,
+) -> tuple[Floats, Ids]:
+    """The top key of every cell for each query: support values sigma_j(x) [m, c] and key ids [m, c].
+
+    `cells` [n] holds each key's cell in 0..count-1 (count = max + 1 when not given). An empty cell has
+    support value -inf and id -1. `memory` and `out` are as in `top_k`.
+    """
+    keys, queries = _opened(keys, queries)
+    cells = np.asarray(cells)
+    if cells.shape != (keys.n,) or cells.dtype.kind not in "iu":
+        raise VectorError(f"cells must be {keys.n} integers, one for each key; got shape {list(cells.shape)}")
+    c = int(cells.max()) + 1 if count is None else count
+    if cells.min() < 0 or cells.max() >= c:
+        raise VectorError(f"cells must lie in 0..{c - 1}; found {cells.min()}..{cells.max()}")
+    order = np.argsort(cells, kind="stable")
+    bounds = np.searchsorted(cells[order], np.arange(c + 1))
+    name = lowest_double_in_cell(first_equal(keys), cells)
+
+    def best(x: Floats) -> CellBest:
+        return CellBest(x, order, bounds)
+
+    def renamed(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
+        return scores, np.where(ids < 0, -1, name[ids])
+
+    return _sweep(best, renamed, keys, order, queries, c, c * 8, memory, out, progress)
+
+
+def _sweep(
+    begin: Callable[[Floats], Best | CellBest],
+    complete: Callable[[Floats, Ids], tuple[Floats, Ids]],
+    keys: Vectors,
+    order: NDArray[np.int64] | None,
+    queries: Vectors,
+    width: int,
+    bytes_per_query: int,
+    memory: int,
+    out: str | Path | None,
+    progress: bool,
+) -> tuple[Floats, Ids]:
+    """Feed all keys (in `order`) to a reducer for each block of queries, shard by shard."""
+    plan = _plan(keys, queries, memory, bytes_per_query, copies_keys=order is not None)
+    tables: Columns = {"scores": (np.float32, (width,)), "ids": (np.int32, (width,))}
+    with RowFiles(out, queries.n, tables) as files:
+        what = "top keys" if order is None else "cell maxima"
+        with bar(queries.n, what, " queries", progress, files.done) as shown:
+            for start in range(files.done, queries.n, plan.shard):
+                x = queries.rows(start, start + plan.shard)
+                blocks = [begin(x[rows]) for rows in _slices(len(x), plan.query_block)]
+                for first, y in _key_blocks(keys, order, plan.key_block):
+                    parallel(partial(_update, keys=y, first=first), blocks)
+                for block in blocks:
+                    scores, ids = complete(*block.finish())
+                    files.append({"scores": scores, "ids": ids})
+                    shown.update(len(ids))
+                files.commit()
+        result = files.finish()
+    return result["scores"], result["ids"]
+
+
+def _update(block: Best | CellBest, keys: Floats, first: int) -> None:
+    block.update(keys, first)
+
+
+def ranks(
+    keys: Any, points: Floats, targets: NDArray[np.integer[Any]], *, memory: int = MEMORY
+) -> NDArray[np.int64]:
+    """Rank of key targets[i] among all keys by distance from points[i]; 1 is the nearest.
+
+    Nearness orders by <p, y> - ||y||^2 / 2; ties go to the lower id.
+    """
+    keys, rows = _opened(keys, points)
+    plan = _plan(keys, rows, memory, per_query=64, copies_keys=False)
+    above = np.zeros(rows.n, np.int64)
+    targets = np.asarray(targets)
+    wanted = keys.take(targets)
+    own = np.einsum("md,md->m", rows.load(), wanted) - 0.5 * np.einsum("md,md->m", wanted, wanted)
+    # The target's own score comes from another summation order than the tile's: allow for its rounding,
+    # so that a target is not outranked by itself or by its exact double.
+    slack = 1e-6 * np.maximum(1.0, np.abs(own))
+    for _, y in _key_blocks(keys, None, plan.key_block):
+        half = 0.5 * np.einsum("nd,nd->n", y, y)
+
+        def count(part: slice, y: Floats = y, half: Floats = half) -> None:
+            x, limit = rows.rows(part.start, part.stop), (own + slack)[part, None]
+            tiles = Tiles(x)
+            for start in range(0, len(y), TILE):
+                tile = tiles(y[start : start + TILE])
+                tile -= half[start : start + TILE]
+                above[part] += np.count_nonzero(tile > limit, axis=1)
+
+        parallel(count, _slices(rows.n, plan.query_block))
+    return above + 1
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Block sizes that keep the working set within the memory given."""
+
+    shard: int
+    query_block: int
+    key_block: int
+
+
+def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_keys: bool) -> _Plan:
+    d = keys.d
+    # One thing resident for each query of a shard: its vector and its running result (twice over while
+    # it is sorted or transposed); for each query of a block: a row of the widest tile.
+    per_shard_row = 2 * (4 * d + per_query)
+    per_block_row = 2 * 4 * TILE + per_shard_row
+    key_row = 2 * 4 * d
+    least = 16 * per_block_row + TILE * key_row
+    if memory < least:
+        raise VectorError(f"memory={memory} bytes is too little for d = {d}; at least {least} are needed")
+    resident = keys.resident is not None and not copies_keys
+    for_keys = 0 if resident else min(keys.n * key_row, memory // 2)
+    for_queries = max(memory - for_keys, 16 * per_block_row) // 2
+    query_block = int(max(16, min(QUERY_BLOCK, queries.n, for_queries // per_block_row)))
+    key_block = keys.n if resident else max(TILE, for_keys // key_row)
+    # Large shards: keys that must be read or gathered are so once a shard, and every shard waits for the
+    # disk once. But not so large that a killed run loses much.
+    blocks = min(SHARD_BLOCKS, max(1, for_queries // (query_block * per_shard_row)))
+    return _Plan(query_block * int(blocks), query_block, int(key_block))
+
+
+def _key_blocks(keys: Vectors, order: NDArray[np.int64] | None, size: int) -> Iterator[tuple[int, Floats]]:
+    """(position, rows) over all keys, or over keys[order], at most `size` rows at a time."""
+    if order is None:
+        yield from [(0, keys.resident)] if keys.resident is not None else keys.blocks(size)
+        return
+    for start in range(0, len(order), size):
+        yield start, keys.take(order[start : start + size])
+
+
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(low, min(low + size, count)) for low in range(0, count, size)]
+
+
+def _opened(keys: Any, queries: Any) -> tuple[Vectors, Vectors]:
+    keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
+    if keys.d != queries.d:
+        raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
+    if keys.n >= 1 << 31:
+        raise VectorError(f"{keys.n} keys; at most 2^31 - 1 are supported")
+    return keys, queries

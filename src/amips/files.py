@@ -1,0 +1,110 @@
+"""Directories that are either whole or visibly unfinished: atomic writes and manifests.
+
+A directory of amips is finished when its manifest is there. The manifest is written last, names every
+file with its size and SHA-256, and is put in place by one rename, so that a crash at any moment leaves
+either no manifest (unfinished, can be resumed) or a true one.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from amips.errors import AmipsError
+
+CHUNK = 1 << 22
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a rename inside `path` survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically."""
+    write_atomic(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(path: Path, error: type[AmipsError]) -> dict[str, Any]:
+    """Read a JSON object; a missing or damaged file becomes one line of `error`."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise error(f"{path} does not exist") from None
+    except (ValueError, OSError) as problem:
+        raise error(f"{path} is damaged or not readable: {problem}") from None
+    if not isinstance(value, dict):
+        raise error(f"{path} is damaged: expected a JSON object")
+    return value
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, streamed."""
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as f:
+        while size := f.readinto(buffer):
+            digest.update(view[:size])
+    return digest.hexdigest()
+
+
+def write_manifest(directory: Path, name: str, fields: dict[str, Any], files: Iterable[str]) -> None:
+    """Declare `directory` finished: `fields` plus the size and SHA-256 of each file, written last."""
+    listed = {}
+    for file in files:
+        path = directory / file
+        with path.open("rb") as f:
+            os.fsync(f.fileno())
+        listed[file] = {"size": path.stat().st_size, "sha256": sha256(path)}
+    write_json(directory / name, {**fields, "files": listed})
+
+
+def read_manifest(
+    directory: Path, name: str, kind: str, version: int, error: type[AmipsError], verify: bool = False
+) -> dict[str, Any]:
+    """Read and check a manifest: kind, format version, every file's size; with `verify` its SHA-256 too."""
+    if not directory.is_dir():
+        raise error(f"{directory} is not a directory: expected a finished {kind}")
+    if not (directory / name).exists():
+        raise error(f"{directory} is not a finished {kind}: it has no {name}")
+    manifest = read_json(directory / name, error)
+    if manifest.get("kind") != kind:
+        raise error(f"{directory / name} describes {manifest.get('kind')!r}, expected {kind!r}")
+    if manifest.get("format") != version:
+        raise error(
+            f"{directory / name} has format {manifest.get('format')!r}, this version of amips reads {version}"
+        )
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise error(f"{directory / name} is damaged: it lists no files")
+    for file, facts in files.items():
+        path = directory / file
+        if not path.is_file():
+            raise error(f"{path} is missing")
+        size = path.stat().st_size
+        if size != facts["size"]:
+            raise error(f"{path} has {size} bytes, expected {facts['size']}")
+        if verify and sha256(path) != facts["sha256"]:
+            raise error(f"{path} does not have the SHA-256 of the manifest: its content has changed")
+    return manifest

@@ -1,0 +1,318 @@
+"""Training: one readable loop.
+
+run/
+  config.json              the architecture, the recipe, the budget, the task: what makes a run the same
+  checkpoint.safetensors   the full state, replaced atomically
+  log.jsonl                one line for each evaluation
+  model.json, model.safetensors    the averaged weights; there when the run is finished
+"""
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
+from amips.files import read_json, write_atomic, write_json
+from amips.learn.batches import Batches
+from amips.learn.checkpoint import CHECKPOINT, Progress, State
+from amips.learn.distributed import Group
+from amips.learn.evaluation import evaluate
+from amips.learn.losses import total_loss
+from amips.learn.modules import Network
+from amips.learn.recipe import PAPER_SAMPLES, Recipe, recipe_named
+from amips.nets import KeyNet, Net, SupportNet, load_net
+from amips.nets.runtime import DESCRIPTION
+from amips.progress import bar
+from amips.task import Task
+
+CONFIG, LOG = "config.json", "log.jsonl"
+FORMAT = 1
+DEFAULT_MINUTES = 3.0
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+def train(
+    task: Task | str | Path,
+    network: SupportNet | KeyNet,
+    *,
+    out: str | Path,
+    recipe: str | Recipe = "default",
+    samples: int | None = None,
+    minutes: float | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    evaluations: int = 10,
+    resume: bool = False,
+    device: str | None = None,
+    progress: bool = False,
+) -> Net:
+    """Train a network on a task and return its runtime.
+
+    Args:
+        task: a task or its directory.
+        network: `SupportNet(...)` or `KeyNet(...)`; its size follows from the task.
+        out: the run directory. A finished run with the same settings is returned as it is.
+        recipe: "default", "paper" or a `Recipe`.
+        samples, minutes: the budget; one of the two. The learning rate falls to 0 at its end. With
+            `samples`, a run interrupted and resumed gives the same bytes as one that was not.
+        batch: rows in a batch, for each process; replaces the recipe's.
+        evaluations: how often in the run to evaluate on val, log, and save a checkpoint.
+        resume: continue an unfinished run in `out`.
+        device: "cpu", "cuda", ...; by default CUDA where there is one.
+        progress: show a progress bar when standard error is a terminal.
+    """
+    task = task if isinstance(task, Task) else Task(task)
+    recipe = recipe_named(recipe, batch)
+    if samples is not None and minutes is not None:
+        raise RunError("give the budget as samples or as minutes, not both")
+    if samples is None and minutes is None:
+        samples, minutes = (PAPER_SAMPLES, None) if recipe.rate == 1e-4 else (None, DEFAULT_MINUTES)
+    if (samples is not None and samples < 1) or (minutes is not None and minutes <= 0) or evaluations < 1:
+        raise RunError(f"samples={samples}, minutes={minutes}, evaluations={evaluations}: must be positive")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    group = Group(chosen)
+    try:
+        run = _Run(task, network, Path(out), recipe, samples, minutes, seed, evaluations, chosen, group)
+        finished = run.prepare(resume)
+        return finished if finished is not None else run.train(progress)
+    finally:
+        group.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        task: Task,
+        network: SupportNet | KeyNet,
+        out: Path,
+        recipe: Recipe,
+        samples: int | None,
+        minutes: float | None,
+        seed: int,
+        evaluations: int,
+        device: torch.device,
+        group: Group,
+    ) -> None:
+        self.task, self.out, self.recipe, self.group = task, out, recipe, group
+        self.samples, self.minutes, self.evaluations = samples, minutes, evaluations
+        self.architecture = network.architecture(task.n, task.d, task.c)
+        self.network = Network(self.architecture, seed).to(device)
+        self.batches = Batches(task, recipe, seed, group.rank, group.world, device)
+        self.batch = recipe.batch * group.world
+        parameters = dict(self.network.named_parameters())
+        self.state = State(
+            parameters,
+            {name: p.detach().clone() for name, p in parameters.items()},
+            {name: torch.zeros_like(p) for name, p in parameters.items()},
+            {name: torch.zeros_like(p) for name, p in parameters.items()},
+            Progress(),
+        )
+        self.config: dict[str, Any] = {
+            "kind": "run",
+            "format": FORMAT,
+            "architecture": self.architecture.to_json(),
+            "recipe": asdict(recipe),
+            "world": group.world,
+            "samples": samples,
+            "minutes": minutes,
+            "seed": seed,
+            "keys": task.fingerprint,
+            "task": task.manifest["options"],
+        }
+
+    def prepare(self, resume: bool) -> Net | None:
+        """Begin, continue, or find the run finished."""
+        existing = self.out / CONFIG
+        if existing.exists():
+            if read_json(existing, RunError) != self.config:
+                raise RunError(
+                    f"{self.out} holds a run with other settings or another task; "
+                    "choose another directory, or remove this one"
+                )
+            if (self.out / DESCRIPTION).exists():
+                return load_net(self.out)
+            if not resume and (self.out / CHECKPOINT).exists():
+                raise RunError(
+                    f"{self.out} holds an unfinished run; continue it with resume=True (--resume), "
+                    "or remove the directory"
+                )
+            if (self.out / CHECKPOINT).exists():
+                self.state.restore(self.out)
+        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise RunError(f"{self.out} exists and is not a run; choose another directory")
+        elif resume:
+            raise RunError(f"{self.out} holds no run to resume; leave resume out to begin one")
+        self._together()
+        if self.group.first:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(existing, self.config)
+            self._cut_log()
+        return None
+
+    def _together(self) -> None:
+        """Wait until every process has looked, before the first one writes."""
+        self.group.agree(0.0)
+
+    def _cut_log(self) -> None:
+        """Forget evaluations after the checkpoint: they will be made again."""
+        path = self.out / LOG
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= self.state.progress.step]
+        write_atomic(path, "".join(line + "\n" for line in kept).encode())
+
+    def done(self) -> float:
+        """How much of the budget is used, 0..1; the same in every process."""
+        if self.samples is not None:
+            return min(1.0, self.state.progress.samples / self.samples)
+        assert self.minutes is not None
+        return min(1.0, self.group.agree(self.state.progress.seconds) / (60 * self.minutes))
+
+    def train(self, show: bool) -> Net:
+        """The loop."""
+        at, done = self.state.progress, self.done()
+        next_evaluation = math.floor(done * self.evaluations + 1e-9) + 1
+        total = self.samples or 0
+        metrics: dict[str, float] = {}
+        sums: dict[str, float] = {}
+        with (
+            _stop_on_interrupt() as interrupted,
+            bar(total, "training", " samples", show and self.group.first, at.samples) as shown,
+        ):
+            while done < 1:
+                started = time.perf_counter()
+                losses = self.step(done)
+                at.seconds += time.perf_counter() - started
+                done = self.done()
+                for name, value in losses.items():
+                    sums[name] = sums.get(name, 0.0) + value
+                sums["steps"] = sums.get("steps", 0.0) + 1
+                if shown.n == 0 and not total and done > 0:
+                    shown.total = int(at.samples / done)
+                shown.update(min(self.batch, (shown.total or at.samples) - shown.n))
+                shown.set_postfix(loss=f"{losses['loss']:.4f}", refresh=False)
+                if self.group.agree(float(bool(interrupted))):
+                    self._save()
+                    raise TrainingInterrupted(
+                        f"stopped after {at.samples:,} samples; the state is saved in {self.out}: "
+                        "continue with resume=True (--resume)"
+                    )
+                if done * self.evaluations >= next_evaluation or done >= 1:
+                    next_evaluation = math.floor(done * self.evaluations + 1e-9) + 1
+                    started = time.perf_counter()
+                    metrics = self._evaluate(sums)
+                    sums = {}
+                    self._save()
+                    at.seconds += time.perf_counter() - started
+        net = self._export(metrics)
+        if self.group.first:
+            net.save(self.out)
+        self._together()
+        return net
+
+    def step(self, done: float) -> dict[str, float]:
+        """One update: loss, gradients, Adam, projection, averages."""
+        at, recipe = self.state.progress, self.recipe
+        parameters = list(self.state.parameters.values())
+        for p in parameters:
+            p.grad = None
+        batch = self.batches(at.step)
+        loss, parts = total_loss(self.network, batch, recipe)
+        loss.backward()  # type: ignore[no-untyped-call]
+        values = {"loss": float(loss.detach()), **{name: float(v.detach()) for name, v in parts.items()}}
+        grads = [p.grad for p in parameters if p.grad is not None]
+        self.group.average(grads)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
+        if not (math.isfinite(values["loss"]) and math.isfinite(float(norm))):
+            kept = f"the last good checkpoint is kept in {self.out}" if at.step else "nothing was saved"
+            raise TrainingDivergedError(
+                f"the loss is not finite at step {at.step} ({at.samples:,} samples); {kept}: "
+                "try a lower rate or a smaller clip in the recipe"
+            )
+        at.step += 1
+        at.samples += self.batch
+        self._adam(parameters, grads, recipe.rate_at(done, self.batch))
+        self.network.project()
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(self.state.averages.values()), parameters, 1 - recipe.decay_for(self.batch)
+            )
+        return values
+
+    @torch.no_grad()
+    def _adam(self, parameters: list[Any], grads: list[Any], rate: float) -> None:
+        """Adam with bias correction, on all parameters at once."""
+        torch._fused_adam_(
+            parameters,
+            grads,
+            list(self.state.first.values()),
+            list(self.state.second.values()),
+            [],
+            [torch.tensor(float(self.state.progress.step)) for _ in parameters],
+            lr=rate,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=0.0,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _export(self, metrics: dict[str, float]) -> Net:
+        about = {
+            "keys": self.task.fingerprint,
+            "samples": self.state.progress.samples,
+            "seconds": round(self.state.progress.seconds, 3),
+            "recipe": asdict(self.recipe),
+            "val": metrics,
+        }
+        return self.network.export(about, self.state.averages)
+
+    def _evaluate(self, sums: dict[str, float]) -> dict[str, float]:
+        if not self.group.first:
+            return {}
+        metrics = evaluate(self._export({}), self.task, self.task.val)
+        at = self.state.progress
+        line = {
+            **asdict(at),
+            "train": {name: value / sums["steps"] for name, value in sums.items() if name != "steps"},
+            "val": metrics,
+        }
+        with (self.out / LOG).open("a") as f:
+            f.write(json.dumps(line) + "\n")
+        return metrics
+
+    def _save(self) -> None:
+        if self.group.first and self.state.finite():
+            self.state.save(self.out)
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of dying in the middle of a step; a second Ctrl-C is final."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if caught:
+            os._exit(130)
+        caught.append(number)
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

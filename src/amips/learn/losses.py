@@ -1,0 +1,88 @@
+"""The losses of the paper, averaged over the batch and over cells, summed over d.
+
+    SupportNet   score    (f(x)_j - sigma_j(x))^2
+                 grad     ||grad f(x)_j - y*_j(x)||^2
+    KeyNet       key      ||F(x)_j - y*_j(x)||^2
+                 consist  (<F(x)_j, x> - sigma_j(x))^2
+
+With many cells, all c gradients and target keys of every query are too much. Then `grad` and `key` are
+estimated from s cells S drawn uniformly for each query, without bias. KeyNet averages over S. SupportNet
+draws a sign e_j = +-1 for each drawn cell and uses
+
+    1/s || sum_{j in S} e_j (grad f(x)_j - y*_j(x)) ||^2,
+
+one reverse pass for all of S: signs are independent with mean 0, so cross terms vanish in expectation.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amips.learn.modules import Network
+from amips.learn.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Queries x [m, d], support values sigma [m, c], and the top keys of the cells in `cells`.
+
+    `cells` [m, s] names the cells drawn for each query, None means all c; `targets` [m, s or c, d].
+    """
+
+    x: Tensor
+    sigma: Tensor
+    targets: Tensor
+    cells: Tensor | None = None
+    signs: Tensor | None = None
+
+
+def draw_cells(rows: int, c: int, sampled: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """s different cells for each row, uniformly, and a sign for each: [rows, s] both."""
+    s = min(sampled, c)
+    if s * 4 > c:
+        cells = torch.rand(rows, c, generator=generator).argsort(dim=1)[:, :s]
+    else:
+        # One random start and s evenly spaced steps around the circle of cells: every cell is as likely,
+        # no two are the same, and it costs one random number.
+        start = torch.randint(c, (rows, 1), generator=generator)
+        cells = (start + torch.arange(s) * (c // s)) % c
+    signs = torch.randint(2, (rows, s), generator=generator, dtype=torch.float32) * 2 - 1
+    return cells, signs
+
+
+def support_losses(network: Network, batch: Batch) -> dict[str, Tensor]:
+    """`score` and `grad`."""
+    if batch.cells is None:
+        scores, gradients = network.scores_and_gradient(batch.x)
+        grad = (gradients - batch.targets).square().sum(dim=2).mean()
+    else:
+        assert batch.signs is not None
+        combine = torch.zeros_like(batch.sigma).scatter_(1, batch.cells, batch.signs)
+        scores, gradients = network.scores_and_gradient(batch.x, combine)
+        target = torch.einsum("ms,msd->md", batch.signs, batch.targets)
+        grad = (gradients[:, 0] - target).square().sum(dim=1).mean() / batch.cells.shape[1]
+    return {"score": (scores - batch.sigma).square().mean(), "grad": grad}
+
+
+def key_losses(network: Network, batch: Batch) -> dict[str, Tensor]:
+    """`key` and `consist`."""
+    predicted = network(batch.x)
+    scores = torch.einsum("mcd,md->mc", predicted, batch.x)
+    if batch.cells is not None:
+        predicted = torch.take_along_dim(predicted, batch.cells[:, :, None], dim=1)
+    key = (predicted - batch.targets).square().sum(dim=2).mean()
+    return {"key": key, "consist": (scores - batch.sigma).square().mean()}
+
+
+def total_loss(network: Network, batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum that is minimised, and its parts."""
+    if network.architecture.kind == "key":
+        parts = key_losses(network, batch)
+        return recipe.key * parts["key"] + recipe.consist * parts["consist"], parts
+    parts = support_losses(network, batch)
+    total = recipe.score * parts["score"] + recipe.grad * parts["grad"]
+    if network.architecture.nonnegative == "penalty" and recipe.penalty:
+        parts["penalty"] = network.penalty()
+        total = total + recipe.penalty * parts["penalty"]
+    return total, parts

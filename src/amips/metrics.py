@@ -1,0 +1,41 @@
+"""What is reported of predictions: transport error, rank metrics, routing accuracy.
+
+Definitions are the paper's; `erel` is the mean log ratio of squared distances as its formula has it,
+`erel_half` the mean log ratio of distances that its prose and published code use.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+def transport_error(predicted: Floats, x: Floats, target: Floats) -> NDArray[np.float64]:
+    """log(||y^ - y*||^2 / ||x - y*||^2), one value for each row of [..., d] arrays."""
+    tiny = np.finfo(np.float32).tiny
+    missed = np.square(predicted - target, dtype=np.float64).sum(axis=-1)
+    apart = np.square(x - target, dtype=np.float64).sum(axis=-1)
+    errors: NDArray[np.float64] = np.log(np.maximum(missed, tiny)) - np.log(np.maximum(apart, tiny))
+    return errors
+
+
+def rank_metrics(ranks: NDArray[np.integer[Any]], at: tuple[int, ...] = (10, 100)) -> dict[str, float]:
+    """Match rate (rank 1), recall at k and mean reciprocal rank of the true top key."""
+    found = {f"recall@{k}": float((ranks <= k).mean()) for k in at}
+    return {"match": float((ranks == 1).mean()), **found, "mrr": float((1.0 / ranks).mean())}
+
+
+def routing_accuracy(
+    scores: Floats, cell: NDArray[np.integer[Any]], at: tuple[int, ...] | None = None
+) -> dict[str, float]:
+    """Share of queries whose true cell is among the k best-scored ones; k doubles from 1 unless given.
+
+    A tie counts as won only by the lower cell, as in a stable sort.
+    """
+    c = scores.shape[1]
+    own = np.take_along_axis(scores, cell[:, None], axis=1)
+    ahead = (scores > own).sum(axis=1) + ((scores == own) & (np.arange(c) < cell[:, None])).sum(axis=1)
+    ks = at if at is not None else tuple(2**i for i in range(c.bit_length()) if 2**i < c)
+    return {f"routing@{k}": float((ahead < k).mean()) for k in ks}

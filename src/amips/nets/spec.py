@@ -1,0 +1,213 @@
+"""Architectures: what a network is, before and after its size is known.
+
+A user writes `SupportNet(size="XS", depth=4)` or `KeyNet(...)`; with n keys of dimension d in c cells it
+becomes an `Architecture`, from which both the torch module and the numpy runtime are built.
+
+Notation of the paper: L hidden layers of width h, n_x of the L - 1 later ones see the input again, and
+
+    z_1     = s(W_0^x u + b_0)                         in R^h
+    z_{i+1} = s(W_i^z z_i + W_i^x u + b_i) [+ z_i]     W_i^x only where injected; + z_i if residual
+    out     = W_L z_L + b_L                            in R^{d_out}
+
+with d_out = c for SupportNet and c d for KeyNet. u is x / ||x||: SupportNet's output is multiplied by
+||x|| again, which makes it positively 1-homogeneous, and KeyNet's answer does not depend on ||x||, as the
+true top key does not.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from amips.errors import RunError
+
+SIZES = {"XS": 0.01, "S": 0.05, "M": 0.10, "L": 0.20, "XL": 0.40, "XXL": 0.50}
+
+Homogeneous = Literal["wrapper", "relu"]
+NonNegative = Literal["penalty", "clip", "softplus"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network whose every dimension is known."""
+
+    kind: Literal["support", "key"]
+    d: int
+    c: int
+    width: int
+    depth: int
+    injected: tuple[int, ...]  # hidden layers among 1..L-1 that see the input again
+    residual: bool = False
+    alpha: float = 0.1
+    beta: float = 20.0  # math.inf: the leaky ReLU itself
+    homogeneous: Homogeneous = "wrapper"
+    nonnegative: NonNegative = "penalty"
+
+    @property
+    def outputs(self) -> int:
+        """d_out: c scores for SupportNet, c keys of dimension d for KeyNet."""
+        return self.c if self.kind == "support" else self.c * self.d
+
+    @property
+    def biases(self) -> bool:
+        """SupportNet made homogeneous by ReLU has none."""
+        return not (self.kind == "support" and self.homogeneous == "relu")
+
+    @property
+    def parameters(self) -> int:
+        """(1 + n_x) d h + (L - 1) h^2 + h d_out + L h + d_out, the last two only with biases."""
+        h, L = self.width, self.depth
+        weights = (1 + len(self.injected)) * self.d * h + (L - 1) * h * h + h * self.outputs
+        return weights + (L * h + self.outputs if self.biases else 0)
+
+    @property
+    def score_flops(self) -> int:
+        """FLOPs for all c scores of one query: one multiply-add counts 2."""
+        h, L = self.width, self.depth
+        forward = (1 + len(self.injected)) * self.d * h + (L - 1) * h * h + h * self.outputs
+        return 2 * (forward + (self.c * self.d if self.kind == "key" else 0))
+
+    def key_flops(self, cells: int | None = None) -> int:
+        """FLOPs for the predicted keys of `cells` cells (all c when None) of one query.
+
+        KeyNet's forward pass gives them. SupportNet needs one reverse pass for each: W_i^z and W_i^x
+        transposed, without the rest of the head.
+        """
+        h, L = self.width, self.depth
+        if self.kind == "key":
+            return self.score_flops - 2 * self.c * self.d
+        reverse = (1 + len(self.injected)) * self.d * h + (L - 1) * h * h
+        return self.score_flops + 2 * reverse * (self.c if cells is None else cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        values = asdict(self)
+        values["injected"] = list(self.injected)
+        values["beta"] = "inf" if math.isinf(self.beta) else self.beta
+        return values
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Architecture":
+        """The inverse of `to_json`; raises RunError on anything else."""
+        try:
+            known = dict(values)
+            known["injected"] = tuple(int(i) for i in known["injected"])
+            known["beta"] = float(known["beta"])
+            made = cls(**known)
+            if made.kind not in ("support", "key") or min(made.d, made.c, made.width, made.depth) < 1:
+                raise ValueError("dimensions must be positive")
+        except (TypeError, KeyError, ValueError) as problem:
+            raise RunError(f"not a description of an architecture: {problem}") from None
+        return made
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What SupportNet and KeyNet have in common; see there.
+
+    Args:
+        size: XS 1 %, S 5 %, M 10 %, L 20 %, XL 40 %, XXL 50 % of n d parameters, or a fraction.
+        depth: hidden layers L.
+        inject: how many of the L - 1 later layers see the input again (n_x), "all", or "every 4".
+        residual: z_{i+1} = z_i + s(...) in hidden layers.
+        alpha, beta: of the soft leaky ReLU a x + (1 - a) / b log(1 + exp(b x)); beta may be math.inf.
+        width: h itself, instead of a size.
+    """
+
+    size: str | float = "XS"
+    depth: int = 4
+    inject: int | str = "all"
+    residual: bool = False
+    alpha: float = 0.1
+    beta: float = 20.0
+    width: int | None = None
+    kind: Literal["support", "key"] = field(default="support", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise RunError(f"depth={self.depth}: a network has at least 1 hidden layer")
+        if not (0 <= self.alpha <= 1 and self.beta > 0):
+            raise RunError(f"alpha={self.alpha}, beta={self.beta}: expected 0 <= alpha <= 1 and beta > 0")
+        self.fraction()
+        injected_layers(self.inject, self.depth)
+
+    def fraction(self) -> float:
+        """rho, the share of n d that the parameters may take."""
+        if isinstance(self.size, str):
+            if self.size.upper() not in SIZES:
+                raise RunError(f"size={self.size!r}: expected one of {' '.join(SIZES)} or a fraction of n d")
+            return SIZES[self.size.upper()]
+        if not 0 < self.size <= 1:
+            raise RunError(f"size={self.size}: a fraction of n d lies between 0 and 1")
+        return float(self.size)
+
+    def architecture(self, n: int, d: int, c: int) -> Architecture:
+        """This network for n keys of dimension d in c cells."""
+        injected = injected_layers(self.inject, self.depth)
+        width = self.width or hidden_width(self.fraction() * n * d, d, self.depth, len(injected))
+        own: dict[str, Any] = {}
+        if isinstance(self, SupportNet):
+            own = {"homogeneous": self.homogeneous, "nonnegative": self.nonnegative}
+        relu = own.get("homogeneous") == "relu"
+        alpha, beta = (0.0, math.inf) if relu else (self.alpha, self.beta)
+        return Architecture(
+            self.kind, d, c, width, self.depth, injected, self.residual, alpha=alpha, beta=beta, **own
+        )
+
+
+@dataclass(frozen=True)
+class SupportNet(_Spec):
+    """An input-convex network with c outputs, f(x)_j ~ sigma_j(x); its gradients are the predicted keys.
+
+    Args:
+        homogeneous: "wrapper" computes ||x|| g(x / ||x||); "relu" has no biases and a plain ReLU.
+        nonnegative: how W_i^z >= 0 is kept: "penalty" (the paper's, loosely), "clip" after each update,
+            or "softplus" of a free matrix. The head W_L must be non-negative too, and is: clipped under
+            "penalty" and "clip", rectified under "softplus".
+    """
+
+    homogeneous: Homogeneous = "wrapper"
+    nonnegative: NonNegative = "penalty"
+    kind: Literal["support", "key"] = field(default="support", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.homogeneous not in ("wrapper", "relu"):
+            raise RunError(f"homogeneous={self.homogeneous!r}: expected 'wrapper' or 'relu'")
+        if self.nonnegative not in ("penalty", "clip", "softplus"):
+            raise RunError(f"nonnegative={self.nonnegative!r}: expected 'penalty', 'clip' or 'softplus'")
+
+
+@dataclass(frozen=True)
+class KeyNet(_Spec):
+    """A network with c x d outputs, F(x)_j ~ the top key of cell j; its scores are <F(x)_j, x>."""
+
+    inject: int | str = 0
+    kind: Literal["support", "key"] = field(default="key", init=False, repr=False)
+
+
+def injected_layers(inject: int | str, depth: int) -> tuple[int, ...]:
+    """The layers among 1..L-1 that see the input again.
+
+    A count n_x is spread evenly and always includes the last layer; "every r" means r, 2r, ...; "all"
+    means every one.
+    """
+    if inject == "all":
+        return tuple(range(1, depth))
+    if isinstance(inject, str):
+        word, _, number = inject.partition(" ")
+        if word != "every" or not number.isdigit() or int(number) < 1:
+            raise RunError(f"inject={inject!r}: expected a count, 'all' or 'every R' (R layers apart)")
+        return tuple(range(int(number), depth, int(number)))
+    if not 0 <= inject <= depth - 1:
+        raise RunError(
+            f"inject={inject}: with depth {depth} at most {depth - 1} layers can see the input again"
+        )
+    return tuple((i + 1) * (depth - 1) // inject for i in range(inject))
+
+
+def hidden_width(budget: float, d: int, depth: int, injections: int) -> int:
+    """h from the parameter budget P: the positive root of (L - 1) h^2 + D h = P, D = (1 + n_x) d."""
+    D = (1 + injections) * d
+    if depth == 1:
+        return max(1, round(budget / D))
+    return max(1, round((math.sqrt(D * D + 4 * (depth - 1) * budget) - D) / (2 * (depth - 1))))

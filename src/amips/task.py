@@ -1,0 +1,335 @@
+"""The task: keys, cells, and queries split by source with their exact targets, on disk.
+
+    task/
+      task.json                     manifest, written last
+      keys.npy                      float32 [n, d]
+      cells.npy, centroids.npy      int32 [n], float32 [c, d]
+      train/ val/ test/
+        queries.npy                 float32 [m, d], the noisy copies included
+        source.npy                  int64 [m], the row of the query in the log as it was given
+        top/scores.npy, ids.npy     [m, k]: the top keys
+        cells/scores.npy, ids.npy   [m, c]: the top key of each cell (only when c > 1)
+
+The order matters: duplicates go first, then the log is split by source query, and only then are noisy
+copies made. So no copy of a test query, however noisy, is ever trained on.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips import cells as partition
+from amips import exact
+from amips.errors import TaskError, VectorError
+from amips.files import read_json, read_manifest, write_json, write_manifest
+from amips.rowfiles import JOURNAL, Columns, RowFiles
+from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
+
+MANIFEST = "task.json"
+PLAN = "plan.json"
+FORMAT = 1
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a task; every array is memory-mapped."""
+
+    queries: Floats
+    source: NDArray[np.int64]
+    top_scores: Floats
+    top_ids: NDArray[np.int32]
+    cell_scores: Floats
+    cell_ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+
+class Task:
+    """A finished task directory. `Task(path)` checks the manifest, the sizes and the split."""
+
+    def __init__(self, path: str | Path, verify: bool = False) -> None:
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path, MANIFEST, "task", FORMAT, TaskError, verify)
+        seen = np.concatenate([np.unique(getattr(self, split).source) for split in SPLITS])
+        values, counts = np.unique(seen, return_counts=True)
+        if (counts > 1).any():
+            raise TaskError(f"{self.path}: source query {values[counts > 1][0]} is in two splits")
+
+    def _load(self, name: str) -> NDArray[Any]:
+        try:
+            return np.asanyarray(np.load(self.path / name, mmap_mode="r", allow_pickle=False))
+        except (ValueError, OSError) as problem:
+            raise TaskError(f"{self.path / name} is damaged: {problem}") from None
+
+    def _split(self, name: str) -> Split:
+        top_scores, top_ids = self._load(f"{name}/top/scores.npy"), self._load(f"{name}/top/ids.npy")
+        of_cells = (
+            (self._load(f"{name}/cells/scores.npy"), self._load(f"{name}/cells/ids.npy"))
+            if self.c > 1
+            else (top_scores[:, :1], top_ids[:, :1])
+        )
+        return Split(
+            self._load(f"{name}/queries.npy"),
+            self._load(f"{name}/source.npy"),
+            top_scores,
+            top_ids,
+            *of_cells,
+        )
+
+    @cached_property
+    def keys(self) -> Floats:
+        """float32 [n, d]."""
+        return self._load("keys.npy")
+
+    @cached_property
+    def cells(self) -> partition.Cells:
+        """The partition of the keys."""
+        return partition.Cells(np.asarray(self._load("cells.npy")), np.asarray(self._load("centroids.npy")))
+
+    @cached_property
+    def train(self) -> Split:
+        """The queries to learn from, with their noisy copies."""
+        return self._split("train")
+
+    @cached_property
+    def val(self) -> Split:
+        """The queries to choose by."""
+        return self._split("val")
+
+    @cached_property
+    def test(self) -> Split:
+        """The queries to report on, once."""
+        return self._split("test")
+
+    @property
+    def n(self) -> int:
+        """The number of keys."""
+        return int(self.manifest["n"])
+
+    @property
+    def d(self) -> int:
+        """The dimension."""
+        return int(self.manifest["d"])
+
+    @property
+    def c(self) -> int:
+        """The number of cells."""
+        return int(self.manifest["c"])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the keys."""
+        return str(self.manifest["keys"])
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{self.manifest['rows'][split]:,} {split}" for split in SPLITS)
+        return f"<Task {self.path}: {self.n:,} keys, d = {self.d}, {self.c:,} cells; queries: {sizes}>"
+
+
+def label(
+    keys: Any,
+    queries: Any,
+    *,
+    out: str | Path,
+    cells: int | partition.Cells = 1,
+    spherical: bool = True,
+    runs: int = 1,
+    copies: int = 1,
+    noise: float = 0.02,
+    noisy_splits: tuple[str, ...] = ("train",),
+    val: int = 1000,
+    test: int = 1000,
+    k: int = 100,
+    seed: int = 0,
+    zero: str = "error",
+    memory: int = exact.MEMORY,
+    progress: bool = False,
+) -> Task:
+    """Make a task: deduplicate, split by source query, add noise, compute exact targets.
+
+    Args:
+        keys, queries: arrays or files, see `open_vectors`.
+        out: the task directory. A finished task with the same inputs is returned as it is; an unfinished
+            one is continued; one with other inputs is left alone and is an error.
+        cells: the number of cells for k-means, or a partition; 1 means no partition.
+        spherical, runs: see `cells.kmeans`.
+        copies: noisy copies of each query beside the original, in the splits named by `noisy_splits`.
+        noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
+            Noisy queries are scaled back to their norm.
+        val, test: how many distinct queries to hold out for choosing and for reporting.
+        k: top keys stored for each query.
+        zero: "keep" allows all-zero keys; zero queries are always an error.
+        memory: a bound on the working set, in bytes.
+        progress: show progress bars when standard error is a terminal.
+    """
+    out = Path(out)
+    keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
+    if keys.d != queries.d:
+        raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
+    _check_options(copies, noise, noisy_splits, val, test, k)
+    key_facts, query_facts = inspect(keys, zero), inspect(queries)
+    plan = {
+        "keys": key_facts.fingerprint,
+        "queries": query_facts.fingerprint,
+        "cells": cells if isinstance(cells, int) else _fingerprint(cells),
+        "spherical": spherical,
+        "runs": runs,
+        "copies": copies,
+        "noise": noise,
+        "noisy_splits": list(noisy_splits),
+        "val": val,
+        "test": test,
+        "k": k,
+        "seed": seed,
+        "memory": memory,  # it decides the block sizes, and so the last bits of the scores
+    }
+    if _already_there(out, plan):
+        return Task(out)
+    distinct = np.flatnonzero(first_equal(queries) == np.arange(queries.n))
+    if len(distinct) < val + test + 1:
+        raise VectorError(
+            f"{queries.name}: {len(distinct)} distinct queries are too few to hold out "
+            f"{val} for val and {test} for test; lower val and test, or bring more queries"
+        )
+    stored = _copy_keys(out, keys)
+    parts = _cells_on_disk(out, stored, cells, spherical, runs, seed)
+
+    shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
+    held = {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
+    for number, split in enumerate(SPLITS):
+        folder = out / split
+        amount = copies if split in noisy_splits else 0
+        _write_queries(folder, queries, np.sort(held[split]), amount, noise, seed=[seed, 1 + number])
+        written = open_vectors(folder / "queries.npy", f"{split} queries")
+        exact.top_k(stored, written, k, memory=memory, out=folder / "top", progress=progress)
+        if parts.count > 1:
+            exact.cell_maxima(
+                stored,
+                parts.assignment,
+                written,
+                count=parts.count,
+                memory=memory,
+                out=folder / "cells",
+                progress=progress,
+            )
+    rows = {split: len(np.load(out / split / "source.npy", mmap_mode="r")) for split in SPLITS}
+    fields = {
+        "kind": "task",
+        "format": FORMAT,
+        "n": keys.n,
+        "d": keys.d,
+        "c": parts.count,
+        "keys": key_facts.fingerprint,
+        "unit_norm": key_facts.unit_norm and query_facts.unit_norm,
+        "duplicate_queries": queries.n - len(distinct),
+        "imbalance": parts.imbalance,
+        "rows": rows,
+        "options": plan,
+    }
+    write_manifest(out, MANIFEST, fields, _files(parts.count))
+    for leftover in [*out.rglob(JOURNAL), out / PLAN]:
+        leftover.unlink()
+    return Task(out)
+
+
+def _check_options(
+    copies: int, noise: float, noisy_splits: tuple[str, ...], val: int, test: int, k: int
+) -> None:
+    if copies < 0 or noise < 0 or not np.isfinite(noise):
+        raise VectorError(f"copies={copies}, noise={noise}: neither can be negative")
+    if unknown := set(noisy_splits) - set(SPLITS):
+        raise VectorError(f"noisy_splits: {sorted(unknown)} are not among {list(SPLITS)}")
+    if val < 1 or test < 1 or k < 1:
+        raise VectorError(f"val={val}, test={test}, k={k}: each must be at least 1")
+
+
+def _already_there(out: Path, plan: dict[str, Any]) -> bool:
+    """True if the finished task is there; otherwise the directory is ready to be begun or continued."""
+    advice = "choose another directory, or remove this one"
+    if (out / MANIFEST).exists():
+        found = read_json(out / MANIFEST, TaskError).get("options")
+        if found != plan:
+            raise TaskError(f"{out} already holds a task made from other inputs or options; {advice}")
+        return True
+    if (out / PLAN).exists():
+        if read_json(out / PLAN, TaskError) != plan:
+            raise TaskError(f"{out} holds an unfinished task of other inputs or options; {advice}")
+        return False
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise TaskError(f"{out} exists and is not a task; {advice}")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / PLAN, plan)
+    return False
+
+
+def _copy_keys(out: Path, keys: Vectors) -> Vectors:
+    """Write the keys as float32 .npy, or continue to."""
+    size = max(1, (1 << 28) // (4 * keys.d))
+    with RowFiles(out, keys.n, {"keys": (np.float32, (keys.d,))}) as files:
+        for start in range(files.done, keys.n, size):
+            files.append({"keys": keys.rows(start, start + size)})
+            files.commit()
+    return open_vectors(out / "keys.npy")
+
+
+def _cells_on_disk(
+    out: Path, keys: Vectors, cells: int | partition.Cells, spherical: bool, runs: int, seed: int
+) -> partition.Cells:
+    if (out / "cells.npy").exists():
+        return partition.Cells(np.load(out / "cells.npy"), np.load(out / "centroids.npy"))
+    if isinstance(cells, int):
+        cells = partition.kmeans(keys, cells, spherical=spherical, runs=runs, seed=seed)
+    if cells.assignment.shape != (keys.n,) or cells.centroids.shape[1:] != (keys.d,):
+        raise VectorError(
+            f"cells: {len(cells.assignment)} assignments, centroids {list(cells.centroids.shape)} "
+            f"do not fit {keys.n} keys of dimension {keys.d}"
+        )
+    np.save(out / "centroids.npy", cells.centroids)
+    np.save(out / "cells.partial.npy", cells.assignment.astype(np.int32))
+    (out / "cells.partial.npy").rename(out / "cells.npy")
+    return cells
+
+
+def _write_queries(
+    folder: Path, queries: Vectors, source: NDArray[np.int64], copies: int, noise: float, seed: list[int]
+) -> None:
+    """Each query followed by its noisy copies x + noise ||x|| eps, eps ~ N(0, I), at the norm of x."""
+    each = 1 + copies
+    step = max(1, (1 << 22) // (queries.d * each))
+    columns: Columns = {
+        "queries": (np.float32, (queries.d,)),
+        "source": (np.int64, ()),
+    }
+    with RowFiles(folder, len(source) * each, columns) as files:
+        for low in range(files.done // each, len(source), step):
+            ids = source[low : low + step]
+            x = np.repeat(queries.take(ids), each, axis=0)
+            if copies:
+                norms = row_norms(x)
+                # Each block has random numbers of its own, so a restart repeats none and skips none.
+                eps = np.random.default_rng([*seed, low]).standard_normal(x.shape, np.float32)
+                eps[::each] = 0
+                x += noise * norms[:, None] * eps
+                x *= (norms / row_norms(x))[:, None]
+            files.append({"queries": x, "source": np.repeat(ids, each)})
+            files.commit()
+
+
+def _files(c: int) -> list[str]:
+    tables = ["queries.npy", "source.npy", "top/scores.npy", "top/ids.npy"]
+    if c > 1:
+        tables += ["cells/scores.npy", "cells/ids.npy"]
+    return ["keys.npy", "cells.npy", "centroids.npy", *(f"{split}/{t}" for split in SPLITS for t in tables)]
+
+
+def _fingerprint(cells: partition.Cells) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(cells.assignment, np.int32).tobytes())
+    digest.update(np.ascontiguousarray(cells.centroids, np.float32).tobytes())
+    return digest.hexdigest()

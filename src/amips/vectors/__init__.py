@@ -1,0 +1,11 @@
+"""Sets of vectors: opening files, reading blocks as float32, checking, fingerprinting.
+
+A `Vectors` is a read-only [n, d] table. It lives in memory or in a file; either way `rows(a, b)` gives
+float32 rows and nothing larger than the block asked for is ever converted or copied.
+"""
+
+from amips.vectors.checks import Facts, first_equal, inspect, row_norms
+from amips.vectors.formats import open_vectors
+from amips.vectors.table import Floats, Vectors
+
+__all__ = ["Facts", "Floats", "Vectors", "first_equal", "inspect", "open_vectors", "row_norms"]

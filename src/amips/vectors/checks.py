@@ -1,0 +1,90 @@
+"""Checking vectors and telling them apart: finite values, norms, fingerprints, exact duplicates."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.errors import VectorError
+from amips.vectors.table import BLOCK_BYTES, Floats, Vectors
+
+# Rows whose norms differ from 1 by less than this count as unit-norm: float16 storage rounds by ~5e-4.
+UNIT_TOLERANCE = 2e-3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one pass over a set of vectors found."""
+
+    n: int
+    d: int
+    fingerprint: str
+    min_norm: float
+    max_norm: float
+    zero_rows: int
+
+    @property
+    def unit_norm(self) -> bool:
+        """Whether every row lies on the unit sphere."""
+        return abs(self.min_norm - 1) < UNIT_TOLERANCE and abs(self.max_norm - 1) < UNIT_TOLERANCE
+
+
+def inspect(vectors: Vectors, zero: str = "error") -> Facts:
+    """Check every value and fingerprint the content, in one pass.
+
+    Raises VectorError naming the first row that is not finite, or (unless `zero="keep"`) that is all
+    zero. The fingerprint is SHA-256 over the shape and the float32 rows: it does not depend on the file
+    format or on the block size.
+    """
+    digest = hashlib.sha256(f"{vectors.n}x{vectors.d}:f32".encode())
+    low, high, zeros = np.inf, 0.0, 0
+    for start, block in vectors.blocks():
+        norms = row_norms(block)
+        # A sum of squares is finite only if every value is (float32 overflow: checked again below).
+        suspects = np.flatnonzero(~np.isfinite(norms))
+        if suspects.size:
+            row = start + int(suspects[0])
+            bad = block[suspects[0]]
+            what = "NaN" if np.isnan(bad).any() else "infinite" if np.isinf(bad).any() else "too large"
+            raise VectorError(
+                f"{vectors.name}: row {row} has a value that is {what}; remove or repair such rows"
+            )
+        empty = np.flatnonzero(norms == 0)
+        if empty.size and zero == "error":
+            raise VectorError(
+                f"{vectors.name}: row {start + int(empty[0])} is all zero, every inner product with it is 0; "
+                f'remove such rows, or keep them with zero="keep" (--keep-zero)'
+            )
+        zeros += int(empty.size)
+        low, high = min(low, float(norms.min())), max(high, float(norms.max()))
+        digest.update(block.data)
+    return Facts(vectors.n, vectors.d, digest.hexdigest(), low, high, zeros)
+
+
+def row_norms(block: Floats) -> Floats:
+    """Euclidean norm of each row."""
+    norms: Floats = np.sqrt(np.einsum("ij,ij->i", block, block))
+    return norms
+
+
+def first_equal(vectors: Vectors) -> NDArray[np.int64]:
+    """For each row the lowest id of a row with exactly the same content (itself if it has no double).
+
+    Rows are compared by a 64-bit hash (a random linear form over their bits), then bit for bit.
+    """
+    rng = np.random.default_rng(0)
+    weights = rng.integers(1, 2**63, size=vectors.d, dtype=np.uint64) | np.uint64(1)
+    hashes = np.empty(vectors.n, np.uint64)
+    for start, block in vectors.blocks(max(1, BLOCK_BYTES // (16 * vectors.d))):
+        bits = (block + 0.0).view(np.uint32)  # + 0.0 makes -0.0 and 0.0 the same
+        hashes[start : start + len(block)] = (bits * weights).sum(axis=1, dtype=np.uint64)
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    result: NDArray[np.int64] = first[inverse].astype(np.int64)
+    doubled = np.flatnonzero(result != np.arange(vectors.n))
+    step = max(1, BLOCK_BYTES // (8 * vectors.d))
+    for s in range(0, len(doubled), step):
+        ids = doubled[s : s + step]
+        same = (vectors.take(ids) == vectors.take(result[ids])).all(axis=1)
+        result[ids[~same]] = ids[~same]
+    return result
