@@ -1,7 +1,10 @@
 """amips: learned maximum-inner-product search.
 
-    task = amips.label(keys, queries, cells=10, out="task")
+    task = amips.label(keys, queries, cells=512, out="task")
     model = amips.train(task, amips.SupportNet(size="XS", depth=4), out="run")
+    index = amips.build(task, model, out="bundle")
+    scores, ids = index.search(x, k=10, probes=8)
+    index = amips.load("bundle")
 
 Importing amips, and searching with it, does not import torch; `train` does when it is first used.
 """
@@ -11,38 +14,53 @@ from typing import TYPE_CHECKING, Any
 from amips.cells import Cells, kmeans
 from amips.errors import (
     AmipsError,
+    BundleError,
     RunError,
     TaskError,
     TrainingDivergedError,
     TrainingInterrupted,
     VectorError,
 )
-from amips.nets import KeyNet, Net, SupportNet, load_net
+from amips.fit import fit
+from amips.nets import KeyNet, Linear, Model, SupportNet, load_model
+from amips.search import Point, Searcher, Wrapped, build, load, save, wrap
 from amips.task import Task, label
+from amips.vectors import open_vectors
+from amips.version import __version__
 
 if TYPE_CHECKING:
     from amips.learn import Recipe, evaluate, train
 
-__version__ = "0.1.0"
-
 __all__ = [
     "AmipsError",
+    "BundleError",
     "Cells",
     "KeyNet",
-    "Net",
+    "Linear",
+    "Model",
+    "Point",
     "Recipe",
     "RunError",
+    "Searcher",
     "SupportNet",
     "Task",
     "TaskError",
     "TrainingDivergedError",
     "TrainingInterrupted",
     "VectorError",
+    "Wrapped",
+    "__version__",
+    "build",
     "evaluate",
+    "fit",
     "kmeans",
     "label",
-    "load_net",
+    "load",
+    "load_model",
+    "open_vectors",
+    "save",
     "train",
+    "wrap",
 ]
 
 _NEEDS_TORCH = ("Recipe", "evaluate", "train")

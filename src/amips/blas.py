@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np  # before threadpoolctl looks for numpy's OpenBLAS
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -50,8 +50,9 @@ def _load() -> None:
 
 
 _load()
-import faiss  # noqa: E402
+import faiss as _faiss  # noqa: E402
 
+faiss: Any = _faiss  # its type stubs lag behind what it has
 faiss.cvar.distance_compute_blas_threshold = 20
 
 
@@ -70,17 +71,18 @@ def threads(count: int | None) -> Iterator[None]:
             faiss.omp_set_num_threads(before)
 
 
-def parallel(work: Callable[[Item], None], items: Iterable[Item]) -> None:
+def parallel(work: Callable[[Item], None], items: Iterable[Item], at_most: int) -> None:
     """Run `work` on each item, in as many Python threads as BLAS has, each with a BLAS of one thread.
 
     For work that alternates matrix products with element-wise numpy, which alone uses one core: both
-    then run on all cores (numpy releases the interpreter lock in both).
+    then run on all cores (numpy releases the interpreter lock in both). `at_most` bounds the number of
+    threads where each needs memory of its own.
     """
     count = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
     if count == 1:
         for item in items:
             work(item)
         return
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(count) as pool:
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(count, at_most)) as pool:
         for _ in pool.map(work, items):
             pass

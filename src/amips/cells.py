@@ -1,5 +1,6 @@
 """Partitions of the keys into cells: k-means, spherical or plain."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,14 +58,31 @@ def kmeans(
     paper's routing experiments; `pick="first"` keeps the first. The same seed gives the same cells.
     """
     keys = open_vectors(keys, "keys")
-    if not 1 <= count <= keys.n:
-        raise VectorError(f"cells={count}: the number of cells must be between 1 and the {keys.n} keys")
-    if runs < 1 or pick not in ("even", "first"):
-        raise VectorError(f"runs={runs}, pick={pick!r}: expected at least 1 run and pick 'even' or 'first'")
+    count = check(int(count), runs, keys)
+    if pick not in ("even", "first"):
+        raise VectorError(f"pick={pick!r}: expected 'even' or 'first'")
     if count == 1:
         return trivial(keys)
     tried = (_one_run(keys, count, spherical, iterations, seed + i) for i in range(runs))
     return min(tried, key=lambda cells: cells.imbalance) if pick == "even" else next(tried)
+
+
+def check(cells: int | Cells, runs: int, keys: Vectors) -> int:
+    """The number of cells; VectorError if these keys cannot have them."""
+    if isinstance(cells, int):
+        if not 1 <= cells <= keys.n:
+            raise VectorError(f"cells={cells}: the number of cells must be between 1 and the {keys.n} keys")
+        if runs < 1:
+            raise VectorError(f"runs={runs}: expected at least 1")
+        return cells
+    if cells.assignment.shape != (keys.n,) or cells.centroids.shape[1:] != (keys.d,):
+        raise VectorError(
+            f"cells: {len(cells.assignment)} assignments, centroids {list(cells.centroids.shape)} "
+            f"do not fit {keys.n} keys of dimension {keys.d}"
+        )
+    if cells.assignment.min() < 0 or cells.assignment.max() >= cells.count:
+        raise VectorError(f"cells: assignments must lie in 0..{cells.count - 1}, one for each centroid")
+    return cells.count
 
 
 def trivial(keys: Vectors) -> Cells:
@@ -93,6 +111,8 @@ def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, seed: 
     )
     means.train(sample)
     centroids: Floats = np.array(means.centroids)
+    if spherical:  # faiss leaves them as they are when there is one for each key
+        centroids /= np.maximum(row_norms(centroids), 1e-30)[:, None]
     assignment, nearness = assign(keys, centroids, spherical)
     fill_empty(keys, assignment, nearness, centroids, spherical)
     return Cells(assignment, centroids)
@@ -127,3 +147,67 @@ def fill_empty(
         nearness[moved] = np.inf  # it stays where it was put
         sizes[donor] -= 1
         sizes[empty] = 1
+
+
+def fingerprint_of(assignment: NDArray[np.integer[Any]]) -> str:
+    """SHA-256 of which key is in which cell: a router is only good for the cells it was trained on."""
+    return hashlib.sha256(np.ascontiguousarray(assignment, np.int32).tobytes()).hexdigest()
+
+
+def faiss_ivf_inside(index: Any) -> tuple[Any, list[Any], NDArray[np.int64] | None]:
+    """The IVF of a FAISS index, the linear transforms before it, and its map of ids, if it has one."""
+    transforms: list[Any] = []
+    id_map: NDArray[np.int64] | None = None
+    while True:
+        index = faiss.downcast_index(index)
+        if isinstance(index, faiss.IndexIVF):
+            return index, transforms, id_map
+        if isinstance(index, faiss.IndexPreTransform):
+            for i in range(index.chain.size()):
+                transform = faiss.downcast_VectorTransform(index.chain.at(i))
+                if not isinstance(transform, faiss.LinearTransform):
+                    raise VectorError(f"the index applies a {type(transform).__name__}, which is not linear")
+                transforms.append(transform)
+        elif isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
+            id_map = faiss.vector_to_array(index.id_map)
+        else:
+            raise VectorError(f"a {type(index).__name__} has no cells; an IndexIVF is needed")
+        index = index.index
+
+
+def from_faiss(index: Any, keys: Vectors) -> Cells:
+    """The cells of an existing FAISS IVF index that holds these keys.
+
+    Keys must be numbered as they were added, 0..n-1 (an IndexIDMap around the IVF is fine). Behind a
+    transform the index's centroids live in another space; then the means of the keys stand in for them.
+    """
+    ivf, transforms, _ = faiss_ivf_inside(index)
+    assignment = cells_of_faiss(ivf)
+    if len(assignment) != keys.n or index.d != keys.d:
+        raise VectorError(
+            f"the index holds {len(assignment)} keys of dimension {index.d}, but {keys.n} of dimension "
+            f"{keys.d} were given"
+        )
+    if not transforms:
+        return Cells(assignment, ivf.quantizer.reconstruct_n(0, ivf.nlist))
+    sums = np.zeros((ivf.nlist, keys.d))
+    for start, block in keys.blocks():
+        np.add.at(sums, assignment[start : start + len(block)], block)
+    sizes = np.bincount(assignment, minlength=ivf.nlist)
+    return Cells(assignment, (sums / np.maximum(sizes, 1)[:, None]).astype(np.float32))
+
+
+def cells_of_faiss(ivf: Any) -> NDArray[np.int32]:
+    """The cell of each key of a `faiss.IndexIVF`."""
+    assignment = np.full(ivf.ntotal, -1, np.int32)
+    for j in range(ivf.nlist):
+        size = ivf.invlists.list_size(j)
+        if size == 0:
+            continue
+        ids = faiss.rev_swig_ptr(ivf.invlists.get_ids(j), size)
+        if ids.min() < 0 or ids.max() >= ivf.ntotal:
+            raise VectorError("the index numbers its keys otherwise than 0..n-1 in the order of adding")
+        assignment[ids] = j
+    if (assignment < 0).any():
+        raise VectorError("the index numbers its keys otherwise than 0..n-1 in the order of adding")
+    return assignment

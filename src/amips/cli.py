@@ -1,10 +1,13 @@
 """The `amips` command: one command for each verb of the Python API."""
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 import amips
 from amips.table import table
@@ -18,7 +21,7 @@ def size(text: str) -> int:
     unit = number[-1:] if number[-1:] in "KMGT" else ""
     try:
         return int(float(number.removesuffix(unit)) * _BYTES[unit])
-    except ValueError:
+    except (ValueError, OverflowError):
         raise click.BadParameter(f"{text!r} is not a size; write it like 500M or 2G") from None
 
 
@@ -73,13 +76,13 @@ def label(out: Path, keys: str, queries: str, plain: bool, keep_zero: bool, **op
 @cli.command()
 @click.argument("task", type=_directory)
 @click.option("--out", required=True, type=_directory, help="The run directory to make.")
-@click.option("--net", type=click.Choice(["support", "key"]), default="support")
-@click.option("--size", type=number_or_word, default="XS", help="XS S M L XL XXL, or a share of n d.")
-@click.option("--depth", default=4, help="Hidden layers.")
+@click.option("--net", type=click.Choice(["support", "key", "linear"]), default="support")
+@click.option("--size", type=number_or_word, help="XS S M L XL XXL, or a share of n d.  [default: XS]")
+@click.option("--depth", type=int, help="Hidden layers.  [default: 4]")
 @click.option(
     "--inject", type=number_or_word, help="Later layers that see the input: a count, all, 'every R'."
 )
-@click.option("--residual", is_flag=True, help="Residual hidden layers.")
+@click.option("--residual", is_flag=True, default=None, help="Residual hidden layers.")
 @click.option("--homogeneous", type=click.Choice(["wrapper", "relu"]), help="SupportNet only.")
 @click.option("--nonnegative", type=click.Choice(["penalty", "clip", "softplus"]), help="SupportNet only.")
 @click.option("--recipe", type=click.Choice(["default", "paper"]), default="default")
@@ -91,20 +94,135 @@ def label(out: Path, keys: str, queries: str, plain: bool, keep_zero: bool, **op
 @click.option("--device", help="cpu, cuda, ...")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run.")
 def train(task: Path, out: Path, net: str, **options: Any) -> None:
-    """Train a SupportNet or KeyNet on TASK."""
+    """Train a SupportNet, a KeyNet or a linear router on TASK."""
     names = ("size", "depth", "inject", "residual", "homogeneous", "nonnegative")
     shape = {name: value for name in names if (value := options.pop(name)) is not None}
-    if net == "key" and (wrong := {"homogeneous", "nonnegative"} & set(shape)):
-        raise click.UsageError(f"--{sorted(wrong)[0]} is for --net support only")
-    spec = amips.SupportNet(**shape) if net == "support" else amips.KeyNet(**shape)
-    model = amips.train(task, spec, out=out, progress=True, **options)
-    a = model.architecture
+    allowed = {"support": set(names), "key": set(names[:4]), "linear": set()}[net]
+    if wrong := set(shape) - allowed:
+        raise click.UsageError(f"--{sorted(wrong)[0]} is not for --net {net}")
+    kinds = {"support": amips.SupportNet, "key": amips.KeyNet, "linear": amips.Linear}
+    model = amips.train(task, kinds[net](**shape), out=out, progress=True, **options)
+    if os.environ.get("RANK", "0") != "0":
+        return  # under torchrun the first process speaks
     click.echo(
-        f"{out}: {type(spec).__name__}, {a.depth} x {a.width}, {a.parameters:,} parameters, "
+        f"{out}: {kinds[net].__name__}, {model.architecture.parameters:,} parameters, "
         f"{model.about['samples']:,} samples in {model.about['seconds']:.0f} s"
     )
     rows = [[name, f"{value:.4f}"] for name, value in model.about["val"].items()]
     click.echo(table(["on val", ""], rows))
+
+
+@cli.command()
+@click.argument("task", type=_directory)
+@click.argument("run", type=_directory, required=False)
+@click.option("--out", required=True, type=_directory, help="The bundle to make or replace.")
+@click.option("--storage", type=click.Choice(["flat", "sq8", "pq"]), default="flat")
+@click.option("--ids", type=_directory, help="What to return for each key: .npy, or text with one a line.")
+def build(task: Path, run: Path | None, out: Path, storage: Any, ids: Path | None) -> None:
+    """Make a searchable bundle of TASK's keys, routed by the model of RUN (without one: by centroid)."""
+    names = None if ids is None else read_ids(ids)
+    made = amips.build(task, run, out=out, storage=storage, ids=names)
+    click.echo(f"{out}: {made.n:,} keys, {made.c:,} cells, routed by {made.router.name}")
+    click.echo(points_table(made.points))
+
+
+@cli.command()
+@click.argument("bundle", type=_directory)
+@click.argument("queries")
+@click.option("-k", default=10, help="Results for each query.")
+@click.option("--probes", type=int, help="Cells to scan.")
+@click.option("--recall", type=float, help="Scan as many cells as gave this recall on held-out queries.")
+@click.option("--threads", type=int, help="Limit on threads.")
+@click.option("--mmap", is_flag=True, help="Leave the keys on disk.")
+@click.option("--out", type=_directory, help="An .npz with scores and ids; JSON lines to stdout without it.")
+def search(bundle: Path, queries: str, out: Path | None, mmap: bool, **options: Any) -> None:
+    """Search BUNDLE for the best keys of every vector in QUERIES."""
+    index = amips.load(bundle, mmap=mmap)
+    found = amips.open_vectors(queries, "queries")
+    if found.d != index.d:
+        raise amips.VectorError(f"{found.name} has dimension {found.d}, {bundle} needs {index.d}")
+    parts = [index.search(block, **options) for _, block in found.blocks()]
+    scores, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if out is not None:
+        with out.open("wb") as f:
+            np.savez(f, scores=scores, ids=ids)
+        click.echo(f"{out}: {len(ids):,} x {ids.shape[1]} scores and ids")
+        return
+    for row, (values, names) in enumerate(zip(scores.tolist(), ids.tolist(), strict=True)):
+        hits = [
+            {"id": name, "score": value}
+            for name, value in zip(names, values, strict=True)
+            if name not in (-1, "")
+        ]
+        click.echo(json.dumps({"query": row, "hits": hits}))
+
+
+@cli.command()
+@click.argument("path", type=_directory)
+def info(path: Path) -> None:
+    """Say what is in PATH: a task, a run or a bundle."""
+    if (path / "task.json").exists():
+        task = amips.Task(path)
+        facts = [["keys", f"{task.n:,}"], ["dimension", f"{task.d}"], ["cells", f"{task.c:,}"]]
+        facts += [["imbalance", f"{task.cells.imbalance:.2f}"]]
+        facts += [
+            [f"{split} queries", f"{len(getattr(task, split)):,}"] for split in ("train", "val", "test")
+        ]
+        facts += [
+            ["top keys a query", f"{task.train.top_ids.shape[1]}"],
+            ["keys SHA-256", task.fingerprint[:16]],
+        ]
+        click.echo(table(["task", str(path)], facts))
+    elif (path / "manifest.json").exists():
+        index = amips.load(path, verify=False, mmap=True)
+        facts = [["keys", f"{index.n:,}"], ["dimension", f"{index.d}"], ["cells", f"{index.c:,}"]]
+        facts += [["storage", index.engine.storage], ["routed by", index.router.name]]
+        facts += [["routing FLOPs", f"{index.router.flops:,}"], ["keys SHA-256", index.fingerprint[:16]]]
+        click.echo(table(["bundle", str(path)], facts))
+        click.echo("\n" + points_table(index.points))
+    elif (path / "model.json").exists():
+        model = amips.load_model(path)
+        facts = [[name, str(value)] for name, value in model.architecture.to_json().items()]
+        facts += [["parameters", f"{model.architecture.parameters:,}"]]
+        facts += [[name, f"{model.about[name]:,}"] for name in ("samples", "seconds") if name in model.about]
+        facts += [[f"val {name}", f"{value:.4f}"] for name, value in model.about.get("val", {}).items()]
+        click.echo(table(["run", str(path)], facts))
+    elif (path / "config.json").exists():
+        click.echo(f"{path}: an unfinished run; continue it with amips train ... --resume")
+    else:
+        raise amips.AmipsError(f"{path} is not a finished task, a run or a bundle")
+
+
+@cli.command()
+@click.argument("keys")
+@click.argument("queries")
+@click.option("--out", required=True, type=_directory, help="The bundle to make or replace.")
+@click.option("--minutes", default=5.0, help="How long it may take, roughly.")
+@click.option("--cells", type=int, help="How many cells; about 3 sqrt(n) when not given.")
+@click.option("--ids", type=_directory, help="What to return for each key: .npy, or text with one a line.")
+@click.option("--seed", default=0)
+def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
+    """Label, train and build in one go, and say what was gained over centroid routing."""
+    amips.fit(keys, queries, ids=None if ids is None else read_ids(ids), **options)
+
+
+def read_ids(path: Path) -> Any:
+    """External ids from .npy, or from a text file with one a line."""
+    if path.suffix == ".npy":
+        try:
+            return np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as problem:
+            raise amips.AmipsError(f"{path} is not a readable .npy file: {problem}") from None
+    return path.read_text().splitlines()
+
+
+def points_table(points: list[amips.Point]) -> str:
+    """Operating points, for a person."""
+    rows = [
+        [f"{p.probes}", f"{p.recall1:.3f}", f"{p.recall10:.3f}", f"{p.scanned:.2%}", f"{p.flops / 1e6:.2f}"]
+        for p in points
+    ]
+    return table(["probes", "recall@1", "recall@10", "keys scanned", "MFLOP"], rows)
 
 
 def main() -> None:

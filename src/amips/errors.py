@@ -23,3 +23,7 @@ class TrainingDivergedError(RunError):
 
 class TrainingInterrupted(RunError):  # noqa: N818  (it is not an error: the user asked for it)
     """Ctrl-C or SIGTERM: the state is saved and the run can be resumed."""
+
+
+class BundleError(AmipsError):
+    """A bundle that is damaged, of another version, or does not fit its keys or its model."""

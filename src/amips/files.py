@@ -99,6 +99,8 @@ def read_manifest(
     if not isinstance(files, dict):
         raise error(f"{directory / name} is damaged: it lists no files")
     for file, facts in files.items():
+        if not isinstance(facts, dict) or not {"size", "sha256"} <= facts.keys():
+            raise error(f"{directory / name} is damaged: it does not give the size and SHA-256 of {file}")
         path = directory / file
         if not path.is_file():
             raise error(f"{path} is missing")

@@ -57,13 +57,21 @@ class RowFiles:
         journal = self.directory / JOURNAL
         try:
             state = json.loads(journal.read_bytes())
-        except (FileNotFoundError, ValueError):
+            rows, tables = int(state["rows"]), state["tables"]
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             return 0
-        if state.get("tables") != self.shape:
+        if tables != self.shape:
             raise AmipsError(
                 f"{self.directory} holds an unfinished result of another shape; remove it or choose another"
             )
-        return int(state["rows"]) if all(self._path(name).exists() for name in self.columns) else 0
+        return rows if all(self._is_whole(name) for name in self.columns) else 0
+
+    def _is_whole(self, name: str) -> bool:
+        try:
+            table = np.load(self._path(name), mmap_mode="r")
+        except (OSError, ValueError, EOFError):
+            return False
+        return [*table.shape, table.dtype.str] == self.shape[name]
 
     def append(self, rows: dict[str, NDArray[Any]]) -> None:
         """Add the next rows of every table."""

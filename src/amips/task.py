@@ -15,6 +15,7 @@ copies made. So no copy of a test query, however noisy, is ever trained on.
 """
 
 import hashlib
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,10 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a task; every array is memory-mapped."""
+    """One split of a task; every array is memory-mapped.
+
+    `cell_scores` and `cell_ids` are [m, c], or [m, 0] in a task made without targets for each cell.
+    """
 
     queries: Floats
     source: NDArray[np.int64]
@@ -57,6 +61,12 @@ class Task:
     def __init__(self, path: str | Path, verify: bool = False) -> None:
         self.path = Path(path)
         self.manifest = read_manifest(self.path, MANIFEST, "task", FORMAT, TaskError, verify)
+        for field in ("n", "d", "c"):
+            if not isinstance(self.manifest.get(field), int):
+                raise TaskError(f"{self.path / MANIFEST} is damaged: it does not give {field}")
+        self.has_cell_targets = self.c > 1 and "train/cells/ids.npy" in self.manifest["files"]
+        if unlisted := [file for file in _files(self.has_cell_targets) if file not in self.manifest["files"]]:
+            raise TaskError(f"{self.path / MANIFEST} is damaged: it does not list {unlisted[0]}")
         seen = np.concatenate([np.unique(getattr(self, split).source) for split in SPLITS])
         values, counts = np.unique(seen, return_counts=True)
         if (counts > 1).any():
@@ -64,17 +74,17 @@ class Task:
 
     def _load(self, name: str) -> NDArray[Any]:
         try:
-            return np.asanyarray(np.load(self.path / name, mmap_mode="r", allow_pickle=False))
-        except (ValueError, OSError) as problem:
+            return np.lib.format.open_memmap(self.path / name, mode="r")
+        except Exception as problem:  # a damaged header makes numpy raise nearly anything
             raise TaskError(f"{self.path / name} is damaged: {problem}") from None
 
     def _split(self, name: str) -> Split:
         top_scores, top_ids = self._load(f"{name}/top/scores.npy"), self._load(f"{name}/top/ids.npy")
-        of_cells = (
-            (self._load(f"{name}/cells/scores.npy"), self._load(f"{name}/cells/ids.npy"))
-            if self.c > 1
-            else (top_scores[:, :1], top_ids[:, :1])
-        )
+        of_cells: tuple[NDArray[Any], NDArray[Any]] = (top_scores[:, :1], top_ids[:, :1])
+        if self.has_cell_targets:
+            of_cells = self._load(f"{name}/cells/scores.npy"), self._load(f"{name}/cells/ids.npy")
+        elif self.c > 1:
+            of_cells = top_scores[:, :0], top_ids[:, :0]
         return Split(
             self._load(f"{name}/queries.npy"),
             self._load(f"{name}/source.npy"),
@@ -138,7 +148,7 @@ def label(
     queries: Any,
     *,
     out: str | Path,
-    cells: int | partition.Cells = 1,
+    cells: Any = 1,
     spherical: bool = True,
     runs: int = 1,
     copies: int = 1,
@@ -147,6 +157,7 @@ def label(
     val: int = 1000,
     test: int = 1000,
     k: int = 100,
+    cell_targets: bool = True,
     seed: int = 0,
     zero: str = "error",
     memory: int = exact.MEMORY,
@@ -158,22 +169,37 @@ def label(
         keys, queries: arrays or files, see `open_vectors`.
         out: the task directory. A finished task with the same inputs is returned as it is; an unfinished
             one is continued; one with other inputs is left alone and is an error.
-        cells: the number of cells for k-means, or a partition; 1 means no partition.
+        cells: the number of cells for k-means, a `Cells`, or a FAISS IVF index to take them from; 1 means
+            no partition.
         spherical, runs: see `cells.kmeans`.
         copies: noisy copies of each query beside the original, in the splits named by `noisy_splits`.
         noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
             Noisy queries are scaled back to their norm.
         val, test: how many distinct queries to hold out for choosing and for reporting.
         k: top keys stored for each query.
+        cell_targets: find the top key of every cell too. Linear routers do not need it, and with many
+            cells it takes most of the time and space.
         zero: "keep" allows all-zero keys; zero queries are always an error.
-        memory: a bound on the working set, in bytes.
+        memory: a bound on the working set of exact search, in bytes. (k-means holds up to 256 keys a cell.)
         progress: show progress bars when standard error is a terminal.
     """
     out = Path(out)
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     if keys.d != queries.d:
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
-    _check_options(copies, noise, noisy_splits, val, test, k)
+    copies, val, test, k, seed, runs = map(operator.index, (copies, val, test, k, seed, runs))
+    if hasattr(cells, "ntotal"):  # a FAISS index
+        cells = partition.from_faiss(cells, keys)
+    elif not isinstance(cells, partition.Cells):
+        cells = operator.index(cells)
+    noise, memory = float(noise), int(memory)
+    # Everything that can be wrong with the request is found before the directory is begun.
+    _check_options(copies, noise, noisy_splits, val, test, k, seed)
+    count = partition.check(cells, runs, keys)
+    if cell_targets and isinstance(cells, partition.Cells) and (cells.sizes == 0).any():
+        empty = int((cells.sizes == 0).argmax())
+        raise VectorError(f"cell {empty} holds no keys, so it has no top key; label with cell_targets=False")
+    exact.check_memory(memory, keys.d, min(k, keys.n), count)
     key_facts, query_facts = inspect(keys, zero), inspect(queries)
     plan = {
         "keys": key_facts.fingerprint,
@@ -187,17 +213,18 @@ def label(
         "val": val,
         "test": test,
         "k": k,
+        "cell_targets": cell_targets,
         "seed": seed,
         "memory": memory,  # it decides the block sizes, and so the last bits of the scores
     }
-    if _already_there(out, plan):
-        return Task(out)
     distinct = np.flatnonzero(first_equal(queries) == np.arange(queries.n))
     if len(distinct) < val + test + 1:
         raise VectorError(
             f"{queries.name}: {len(distinct)} distinct queries are too few to hold out "
             f"{val} for val and {test} for test; lower val and test, or bring more queries"
         )
+    if _already_there(out, plan):
+        return Task(out)
     stored = _copy_keys(out, keys)
     parts = _cells_on_disk(out, stored, cells, spherical, runs, seed)
 
@@ -209,7 +236,7 @@ def label(
         _write_queries(folder, queries, np.sort(held[split]), amount, noise, seed=[seed, 1 + number])
         written = open_vectors(folder / "queries.npy", f"{split} queries")
         exact.top_k(stored, written, k, memory=memory, out=folder / "top", progress=progress)
-        if parts.count > 1:
+        if parts.count > 1 and cell_targets:
             exact.cell_maxima(
                 stored,
                 parts.assignment,
@@ -233,21 +260,23 @@ def label(
         "rows": rows,
         "options": plan,
     }
-    write_manifest(out, MANIFEST, fields, _files(parts.count))
+    write_manifest(out, MANIFEST, fields, _files(parts.count > 1 and cell_targets))
     for leftover in [*out.rglob(JOURNAL), out / PLAN]:
         leftover.unlink()
     return Task(out)
 
 
 def _check_options(
-    copies: int, noise: float, noisy_splits: tuple[str, ...], val: int, test: int, k: int
+    copies: int, noise: float, noisy_splits: tuple[str, ...], val: int, test: int, k: int, seed: int
 ) -> None:
     if copies < 0 or noise < 0 or not np.isfinite(noise):
-        raise VectorError(f"copies={copies}, noise={noise}: neither can be negative")
+        raise VectorError(f"copies={copies}, noise={noise}: expected finite numbers, neither negative")
     if unknown := set(noisy_splits) - set(SPLITS):
         raise VectorError(f"noisy_splits: {sorted(unknown)} are not among {list(SPLITS)}")
     if val < 1 or test < 1 or k < 1:
         raise VectorError(f"val={val}, test={test}, k={k}: each must be at least 1")
+    if seed < 0:
+        raise VectorError(f"seed={seed}: it cannot be negative")
 
 
 def _already_there(out: Path, plan: dict[str, Any]) -> bool:
@@ -262,7 +291,7 @@ def _already_there(out: Path, plan: dict[str, Any]) -> bool:
         if read_json(out / PLAN, TaskError) != plan:
             raise TaskError(f"{out} holds an unfinished task of other inputs or options; {advice}")
         return False
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(f.name[0] != "." for f in out.iterdir())):
         raise TaskError(f"{out} exists and is not a task; {advice}")
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / PLAN, plan)
@@ -271,7 +300,7 @@ def _already_there(out: Path, plan: dict[str, Any]) -> bool:
 
 def _copy_keys(out: Path, keys: Vectors) -> Vectors:
     """Write the keys as float32 .npy, or continue to."""
-    size = max(1, (1 << 28) // (4 * keys.d))
+    size = max(1, (1 << 25) // (4 * keys.d))
     with RowFiles(out, keys.n, {"keys": (np.float32, (keys.d,))}) as files:
         for start in range(files.done, keys.n, size):
             files.append({"keys": keys.rows(start, start + size)})
@@ -286,11 +315,6 @@ def _cells_on_disk(
         return partition.Cells(np.load(out / "cells.npy"), np.load(out / "centroids.npy"))
     if isinstance(cells, int):
         cells = partition.kmeans(keys, cells, spherical=spherical, runs=runs, seed=seed)
-    if cells.assignment.shape != (keys.n,) or cells.centroids.shape[1:] != (keys.d,):
-        raise VectorError(
-            f"cells: {len(cells.assignment)} assignments, centroids {list(cells.centroids.shape)} "
-            f"do not fit {keys.n} keys of dimension {keys.d}"
-        )
     np.save(out / "centroids.npy", cells.centroids)
     np.save(out / "cells.partial.npy", cells.assignment.astype(np.int32))
     (out / "cells.partial.npy").rename(out / "cells.npy")
@@ -322,9 +346,9 @@ def _write_queries(
             files.commit()
 
 
-def _files(c: int) -> list[str]:
+def _files(cell_targets: bool) -> list[str]:
     tables = ["queries.npy", "source.npy", "top/scores.npy", "top/ids.npy"]
-    if c > 1:
+    if cell_targets:
         tables += ["cells/scores.npy", "cells/ids.npy"]
     return ["keys.npy", "cells.npy", "centroids.npy", *(f"{split}/{t}" for split in SPLITS for t in tables)]
 

@@ -1,5 +1,6 @@
 """Exact top keys and per-cell maxima: the labeller."""
 
-from amips.exact.sweep import MEMORY, cell_maxima, ranks, top_k
+from amips.exact.reduce import keep_best
+from amips.exact.sweep import MEMORY, cell_maxima, check_memory, ranks, top_k
 
-__all__ = ["MEMORY", "cell_maxima", "ranks", "top_k"]
+__all__ = ["MEMORY", "cell_maxima", "check_memory", "keep_best", "ranks", "top_k"]

@@ -5,27 +5,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.errors import VectorError
 from amips.vectors import Floats
 
 Ids = NDArray[np.int32]
 
-# A tile of scores is 1024 queries x 512 keys: large enough for a matrix product at full speed, and its
-# 2 MB are still in the core's cache when they are reduced.
-TILE = 512
-FOLD = 4  # columns that share one maximum when looking for entries above the threshold
+# A tile of scores is 1024 keys by 1024 queries: large enough for a matrix product near full speed, and its
+# 4 MB are still in the core's caches when they are reduced.
+TILE = 1024
+FOLD = 4  # keys that share one maximum when looking for entries above the threshold
+MOST_HITS = 1 << 14  # such groups taken in at once, unless one key has more
 
 
 class Tiles:
-    """Tiles of scores x y^T, each in the memory of the one before: fresh pages cost more than their use."""
+    """Tiles of scores, each in the memory of the one before: fresh pages cost more than their use.
+
+    A tile is valid until the next one is made.
+    """
 
     def __init__(self, x: Floats) -> None:
         self.x = x
         self.memory = np.empty(len(x) * TILE, np.float32)
 
-    def __call__(self, keys: Floats) -> Floats:
-        """The tile for up to TILE keys; it is valid until the next call."""
+    def by_query(self, keys: Floats) -> Floats:
+        """x y^T, [m, w], for up to TILE keys."""
         tile = self.memory[: len(self.x) * len(keys)].reshape(len(self.x), len(keys))
         return np.matmul(self.x, keys.T, out=tile)
+
+    def by_key(self, keys: Floats) -> Floats:
+        """y x^T, [w, m], for up to TILE keys."""
+        tile = self.memory[: len(self.x) * len(keys)].reshape(len(keys), len(self.x))
+        return np.matmul(keys, self.x.T, out=tile)
 
 
 class Best:
@@ -42,29 +52,42 @@ class Best:
 
     def update(self, keys: Floats, first: int) -> None:
         """Take in keys [n, d] with ids first, first + 1, ..."""
-        scores = Tiles(self.x)
+        tiles = Tiles(self.x)
         for start in range(0, len(keys), TILE):
-            self._take_tile(scores(keys[start : start + TILE]), first + start)
+            tile = tiles.by_key(keys[start : start + TILE])
+            if np.isneginf(self.threshold[0]) and len(tile) >= self.k:
+                self._first_threshold(tile)
+            self._take(tile, first + start)
 
-    def _take_tile(self, tile: Floats, first: int) -> None:
-        width = tile.shape[1]
+    def _first_threshold(self, tile: Floats) -> None:
+        """Just below the k-th best of one tile: all but some k entries of it need not be looked at."""
+        place = len(tile) - self.k
+        best = np.partition(np.ascontiguousarray(tile.T), place, axis=1)[:, place]
+        self.threshold = np.maximum(self.threshold, np.nextafter(best, np.float32(-np.inf)))
+
+    def _take(self, tile: Floats, first: int) -> None:
+        """Take in the scores [w, m] of keys first, first + 1, ..."""
+        width, m = tile.shape
         step = width // FOLD if width % FOLD == 0 else width
-        # Most tiles hold few entries above the threshold: the maximum over columns j, j + step, ...
-        # finds them at a fraction of the cost of looking at every comparison.
-        peaks = tile[:, :step]
+        # Most tiles hold few entries above the threshold: the maximum over keys j, j + step, ... finds
+        # them at a fraction of the cost of looking at every comparison.
+        peaks = tile[:step]
         for low in range(step, width, step):
-            peaks = np.maximum(peaks, tile[:, low : low + step])
-        hits = np.flatnonzero(peaks > self.threshold[:, None])
+            peaks = np.maximum(peaks, tile[low : low + step])
+        hits = np.flatnonzero(peaks > self.threshold)
         if hits.size == 0:
             return
-        rows, columns = np.divmod(hits, step)
-        entries = ((rows * width + columns)[:, None] + np.arange(0, width, step)).ravel()
-        above = tile.ravel()[entries] > np.repeat(self.threshold[rows], width // step)
-        entries = np.sort(entries[above])  # ascending ids in each row: ties are settled by arrival
-        rows, columns = np.divmod(entries, width)
-        self.pending.append((rows, tile.ravel()[entries], (first + columns).astype(np.int32)))
+        if hits.size > MOST_HITS and width > 1:  # while the threshold is still low: bounds the memory
+            self._take(tile[: width // 2], first)
+            self._take(tile[width // 2 :], first + width // 2)
+            return
+        entries = (hits[:, None] + np.arange(0, width, step) * m).ravel()
+        above = tile.ravel()[entries] > np.repeat(self.threshold[hits % m], width // step)
+        entries = np.sort(entries[above])  # by ascending id: ties are settled by arrival
+        ids, rows = np.divmod(entries, m)
+        self.pending.append((rows, tile.ravel()[entries], (first + ids).astype(np.int32)))
         self.waiting += len(entries)
-        if self.waiting > max(len(self.x) * self.k, 1 << 14):
+        if self.waiting > max(m * self.k, MOST_HITS):
             self._compact()
 
     def _compact(self) -> None:
@@ -83,6 +106,8 @@ class Best:
     def finish(self) -> tuple[Floats, Ids]:
         """Scores [m, k] and ids [m, k], best first."""
         self._compact()
+        if len(self.scores) != len(self.x) * self.k:
+            raise VectorError("inner products of keys and queries are not finite numbers; check both")
         return self.scores.reshape(-1, self.k), self.ids.reshape(-1, self.k)
 
 
@@ -118,22 +143,23 @@ class CellBest:
 
     def update(self, keys: Floats, first: int) -> None:
         """Take in the keys at positions first, first + 1, ... of the order."""
-        tiles, offsets, bounds = Tiles(self.x), np.arange(len(self.x)), self.bounds
-        last = first + len(keys)
-        cell = int(np.searchsorted(bounds, first, "right")) - 1
-        position = first
-        while position < last:
-            while bounds[cell + 1] <= position:
+        tiles, queries, bounds = Tiles(self.x), np.arange(len(self.x)), self.bounds
+        for start in range(first, first + len(keys), TILE):
+            tile = tiles.by_query(keys[start - first : start - first + TILE])
+            stop = start + tile.shape[1]
+            cell = int(np.searchsorted(bounds, start, "right")) - 1
+            while bounds[cell] < stop:
+                low, high = max(start, int(bounds[cell])), min(stop, int(bounds[cell + 1]))
+                if low < high:
+                    top = tile[:, low - start : high - start].argmax(axis=1) + (low - start)
+                    value = tile.ravel()[top + queries * tile.shape[1]]
+                    # A cell may span several tiles: a later one wins only if it is strictly better.
+                    better = value > self.scores[cell]
+                    self.scores[cell][better] = value[better]
+                    self.ids[cell][better] = self.order[start + top[better]]
                 cell += 1
-            stop = min(int(bounds[cell + 1]), last, position + TILE)
-            tile = tiles(keys[position - first : stop - first])
-            top = tile.argmax(axis=1)
-            value = tile.ravel()[top + offsets * tile.shape[1]]
-            # A cell may span several tiles: a later one wins only if it is strictly better.
-            better = value > self.scores[cell]
-            self.scores[cell][better] = value[better]
-            self.ids[cell][better] = self.order[position + top[better]]
-            position = stop
+                if cell == len(bounds) - 1:
+                    break
 
     def finish(self) -> tuple[Floats, Ids]:
         """Scores [m, c] and ids [m, c]."""

@@ -23,11 +23,14 @@ from amips.errors import VectorError
 from amips.exact.reduce import TILE, Best, CellBest, Doubles, Ids, Tiles, lowest_double_in_cell
 from amips.progress import bar
 from amips.rowfiles import Columns, RowFiles
-from amips.vectors import Floats, Vectors, first_equal, open_vectors
+from amips.vectors import Floats, Vectors, first_equal, open_vectors, row_norms
 
 MEMORY = 1 << 30
 QUERY_BLOCK = 1024  # rows of a tile, see reduce.TILE
+LEAST_BLOCK = 16  # where memory is short
+FEW = 4  # threads for which blocks are made small enough
 SHARD_BLOCKS = 16  # query blocks between two commits, at most
+TOP_BYTES, CELL_BYTES = 96, 8  # working memory of a query for each of its k keys, each of its c cells
 
 
 def top_k(
@@ -41,8 +44,9 @@ def top_k(
 ) -> tuple[Floats, Ids]:
     """The k keys with the largest <x, y> for each query: scores [m, k] and ids [m, k], best first.
 
-    `memory` bounds the working set in bytes, beside arrays the caller holds. With `out`, a directory,
-    the results are memory-mapped files there, and a call with the same arguments resumes. k is cut to n.
+    `memory` bounds the working set in bytes, beside arrays the caller holds and some 50 bytes a key.
+    With `out`, a directory, the results are memory-mapped files there, and a call with the same arguments
+    resumes. k is cut to n.
     """
     keys, queries = _opened(keys, queries)
     if k < 1:
@@ -60,7 +64,7 @@ def top_k(
         return (scores, ids) if doubles is None else doubles.expand(scores, unique[ids], k)
 
     order = None if doubles is None else unique
-    return _sweep(best, expanded, keys, order, queries, k, k * 96, memory, out, progress)
+    return _sweep("top keys", best, expanded, keys, order, queries, k, k * TOP_BYTES, memory, out, progress)
 
 
 def cell_maxima(
@@ -95,10 +99,13 @@ def cell_maxima(
     def renamed(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
         return scores, np.where(ids < 0, -1, name[ids])
 
-    return _sweep(best, renamed, keys, order, queries, c, c * 8, memory, out, progress)
+    return _sweep(
+        "cell maxima", best, renamed, keys, order, queries, c, c * CELL_BYTES, memory, out, progress
+    )
 
 
 def _sweep(
+    what: str,
     begin: Callable[[Floats], Best | CellBest],
     complete: Callable[[Floats, Ids], tuple[Floats, Ids]],
     keys: Vectors,
@@ -114,13 +121,12 @@ def _sweep(
     plan = _plan(keys, queries, memory, bytes_per_query, copies_keys=order is not None)
     tables: Columns = {"scores": (np.float32, (width,)), "ids": (np.int32, (width,))}
     with RowFiles(out, queries.n, tables) as files:
-        what = "top keys" if order is None else "cell maxima"
         with bar(queries.n, what, " queries", progress, files.done) as shown:
             for start in range(files.done, queries.n, plan.shard):
                 x = queries.rows(start, start + plan.shard)
                 blocks = [begin(x[rows]) for rows in _slices(len(x), plan.query_block)]
                 for first, y in _key_blocks(keys, order, plan.key_block):
-                    parallel(partial(_update, keys=y, first=first), blocks)
+                    parallel(partial(_update, keys=y, first=first), blocks, plan.workers)
                 for block in blocks:
                     scores, ids = complete(*block.finish())
                     files.append({"scores": scores, "ids": ids})
@@ -139,17 +145,18 @@ def ranks(
 ) -> NDArray[np.int64]:
     """Rank of key targets[i] among all keys by distance from points[i]; 1 is the nearest.
 
-    Nearness orders by <p, y> - ||y||^2 / 2; ties go to the lower id.
+    Nearness orders by <p, y> - ||y||^2 / 2. A key as near as the target, to rounding, is not before it.
     """
     keys, rows = _opened(keys, points)
     plan = _plan(keys, rows, memory, per_query=64, copies_keys=False)
     above = np.zeros(rows.n, np.int64)
     targets = np.asarray(targets)
     wanted = keys.take(targets)
-    own = np.einsum("md,md->m", rows.load(), wanted) - 0.5 * np.einsum("md,md->m", wanted, wanted)
+    squared = np.einsum("md,md->m", wanted, wanted)
+    own = np.einsum("md,md->m", rows.load(), wanted) - 0.5 * squared
     # The target's own score comes from another summation order than the tile's: allow for its rounding,
     # so that a target is not outranked by itself or by its exact double.
-    slack = 1e-6 * np.maximum(1.0, np.abs(own))
+    slack = 1e-6 * (row_norms(rows.load()) * np.sqrt(squared) + 0.5 * squared)
     for _, y in _key_blocks(keys, None, plan.key_block):
         half = 0.5 * np.einsum("nd,nd->n", y, y)
 
@@ -157,11 +164,11 @@ def ranks(
             x, limit = rows.rows(part.start, part.stop), (own + slack)[part, None]
             tiles = Tiles(x)
             for start in range(0, len(y), TILE):
-                tile = tiles(y[start : start + TILE])
+                tile = tiles.by_query(y[start : start + TILE])
                 tile -= half[start : start + TILE]
                 above[part] += np.count_nonzero(tile > limit, axis=1)
 
-        parallel(count, _slices(rows.n, plan.query_block))
+        parallel(count, _slices(rows.n, plan.query_block), plan.workers)
     return above + 1
 
 
@@ -172,27 +179,41 @@ class _Plan:
     shard: int
     query_block: int
     key_block: int
+    workers: int
+
+
+def check_memory(memory: int, d: int, k: int, c: int) -> None:
+    """Raise VectorError if `memory` is too little for the top k keys or for the maxima of c cells."""
+    _row_bytes(memory, d, max(k * TOP_BYTES, c * CELL_BYTES))
+
+
+def _row_bytes(memory: int, d: int, per_query: int) -> tuple[int, int, int]:
+    """What one row takes: of a shard, of a block of queries at work, of a block of keys."""
+    # One thing resident for each query of a shard: its vector and its running result (twice over while
+    # it is sorted or transposed); for each query of a block at work: a row of the widest tile.
+    shard_row = 2 * (4 * d + per_query)
+    block_row = 2 * 4 * TILE + shard_row
+    key_row = 2 * 4 * d
+    least = LEAST_BLOCK * block_row + TILE * key_row
+    if memory < least:
+        raise VectorError(f"memory={memory} bytes is too little for d = {d}; at least {least} are needed")
+    return shard_row, block_row, key_row
 
 
 def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_keys: bool) -> _Plan:
-    d = keys.d
-    # One thing resident for each query of a shard: its vector and its running result (twice over while
-    # it is sorted or transposed); for each query of a block: a row of the widest tile.
-    per_shard_row = 2 * (4 * d + per_query)
-    per_block_row = 2 * 4 * TILE + per_shard_row
-    key_row = 2 * 4 * d
-    least = 16 * per_block_row + TILE * key_row
-    if memory < least:
-        raise VectorError(f"memory={memory} bytes is too little for d = {d}; at least {least} are needed")
+    shard_row, block_row, key_row = _row_bytes(memory, keys.d, per_query)
     resident = keys.resident is not None and not copies_keys
     for_keys = 0 if resident else min(keys.n * key_row, memory // 2)
-    for_queries = max(memory - for_keys, 16 * per_block_row) // 2
-    query_block = int(max(16, min(QUERY_BLOCK, queries.n, for_queries // per_block_row)))
+    for_queries = max(memory - for_keys, LEAST_BLOCK * block_row) // 2
+    # Room for a few threads. Block sizes decide the last bits of the scores, so they depend on the memory
+    # given but not on the machine, which may have threads that then stay idle.
+    query_block = int(max(LEAST_BLOCK, min(QUERY_BLOCK, queries.n, for_queries // (FEW * block_row))))
+    workers = int(max(1, for_queries // (query_block * block_row)))
     key_block = keys.n if resident else max(TILE, for_keys // key_row)
     # Large shards: keys that must be read or gathered are so once a shard, and every shard waits for the
     # disk once. But not so large that a killed run loses much.
-    blocks = min(SHARD_BLOCKS, max(1, for_queries // (query_block * per_shard_row)))
-    return _Plan(query_block * int(blocks), query_block, int(key_block))
+    blocks = min(SHARD_BLOCKS, max(1, for_queries // (query_block * shard_row)))
+    return _Plan(query_block * int(blocks), query_block, int(key_block), workers)
 
 
 def _key_blocks(keys: Vectors, order: NDArray[np.int64] | None, size: int) -> Iterator[tuple[int, Floats]]:

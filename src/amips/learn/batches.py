@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amips.learn.losses import Batch, draw_cells
+from amips.errors import RunError
+from amips.learn.losses import Batch, CellBatch, draw_cells
 from amips.learn.recipe import Recipe
 from amips.task import Task
 
@@ -16,7 +17,7 @@ def _mapped(path: Path) -> Tensor:
     return torch.from_numpy(np.load(path, mmap_mode="c"))
 
 
-class Batches:
+class _Rows:
     """The training rows of a task in a random order of its own for each epoch.
 
     What batch number `step` holds follows from the seed alone, so a resumed run needs no more state. With
@@ -26,15 +27,10 @@ class Batches:
     def __init__(
         self, task: Task, recipe: Recipe, seed: int, rank: int, world: int, device: torch.device
     ) -> None:
-        train = task.path / "train"
-        self.queries = _mapped(train / "queries.npy")
-        self.keys = _mapped(task.path / "keys.npy")
-        of_cells = "cells" if task.c > 1 else "top"
-        self.sigma = _mapped(train / of_cells / "scores.npy")[:, : task.c]
-        self.ids = _mapped(train / of_cells / "ids.npy")[:, : task.c]
+        self.queries = _mapped(task.path / "train" / "queries.npy")
         self.recipe, self.seed, self.rank, self.world, self.device = recipe, seed, rank, world, device
-        self.c = task.c
         self.epoch, self.order = -1, torch.empty(0, dtype=torch.int64)
+        self.mine = slice(rank * recipe.batch, (rank + 1) * recipe.batch)
 
     @property
     def rows(self) -> int:
@@ -54,19 +50,56 @@ class Batches:
             first, count = first + len(part), count - len(part)
         return torch.cat(parts)
 
+    def part(self, step: int) -> Tensor:
+        """The rows of this process's part of batch number `step`."""
+        size = self.recipe.batch * self.world
+        return self._rows_at(step * size, size)[self.mine]
+
+
+class CellBatches(_Rows):
+    """Queries and the cells of their top keys, for routers that learn cells alone."""
+
+    def __init__(
+        self, task: Task, recipe: Recipe, seed: int, rank: int, world: int, device: torch.device
+    ) -> None:
+        super().__init__(task, recipe, seed, rank, world, device)
+        self.top = _mapped(task.path / "train" / "top" / "ids.npy")[:, : recipe.route_top]
+        self.assignment = torch.from_numpy(task.cells.assignment.astype(np.int64))
+
+    def __call__(self, step: int) -> CellBatch:
+        """This process's part of batch number `step`."""
+        rows = self.part(step)
+        cells = self.assignment[self.top[rows].long()]
+        return CellBatch(self.queries[rows].to(self.device), cells.to(self.device))
+
+
+class Batches(_Rows):
+    """Queries with the support values and top keys of their cells."""
+
+    def __init__(
+        self, task: Task, recipe: Recipe, seed: int, rank: int, world: int, device: torch.device
+    ) -> None:
+        super().__init__(task, recipe, seed, rank, world, device)
+        of_cells = task.path / "train" / ("cells" if task.c > 1 else "top")
+        if not of_cells.exists():
+            raise RunError(f"{task.path} has no targets for each cell: label without cell_targets=False")
+        self.keys = _mapped(task.path / "keys.npy")
+        self.sigma = _mapped(of_cells / "scores.npy")[:, : task.c]
+        self.ids = _mapped(of_cells / "ids.npy")[:, : task.c]
+        self.c = task.c
+
     def __call__(self, step: int) -> Batch:
         """This process's part of batch number `step`."""
-        size = self.recipe.batch
-        rows = self._rows_at(step * size * self.world, size * self.world)
-        mine = slice(self.rank * size, (self.rank + 1) * size)
-        rows = rows[mine]
+        rows = self.part(step)
         sigma, ids = self.sigma[rows], self.ids[rows].long()
         cells = signs = None
         if self.c > self.recipe.all_cells_up_to:
-            generator = torch.Generator().manual_seed((self.seed << 40) + step)
+            # torch's generator looks at 32 bits of a seed only, so both numbers are mixed into as many.
+            mixed = np.random.SeedSequence([self.seed, 13, step]).generate_state(1)
+            generator = torch.Generator().manual_seed(int(mixed[0]))
             # Drawn for the whole batch, so that the parts together are what one process would draw.
-            drawn = draw_cells(size * self.world, self.c, self.recipe.sampled_cells, generator)
-            cells, signs = (values[mine] for values in drawn)
+            drawn = draw_cells(self.recipe.batch * self.world, self.c, self.recipe.sampled_cells, generator)
+            cells, signs = (values[self.mine] for values in drawn)
             ids = ids.gather(1, cells)
         targets = self.keys[ids.flatten()].view(*ids.shape, -1)
         batch = Batch(self.queries[rows], sigma, targets, cells, signs)

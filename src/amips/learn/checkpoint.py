@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ class Progress:
     step: int = 0
     samples: int = 0
     seconds: float = 0.0  # spent training, over all sittings
+    sums: dict[str, float] = field(default_factory=dict)  # of the losses since the last evaluation
 
 
 @dataclass

@@ -15,7 +15,8 @@ class Group:
         self.rank = int(os.environ.get("RANK", "0"))
         self.owns = self.world > 1 and not dist.is_initialized()
         if self.owns:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            # gloo beside nccl: `agree` speaks of numbers, which live on the CPU.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
     @property
     def first(self) -> bool:

@@ -4,8 +4,9 @@ import numpy as np
 
 from amips import exact
 from amips.metrics import rank_metrics, routing_accuracy, transport_error
-from amips.nets import Net
+from amips.nets import AffineNet, Model, Net
 from amips.task import Split, Task
+from amips.vectors import Floats
 
 # Predicted keys of every cell for every query are c backward passes of a SupportNet: key errors with
 # many cells are measured on as many of the first queries as give this many (query, cell) pairs.
@@ -13,14 +14,17 @@ MOST_PAIRS = 65_536
 BLOCK_FLOATS = 1 << 23
 
 
-def evaluate(net: Net, task: Task, split: Split) -> dict[str, float]:
-    """Metrics on a split.
+def evaluate(net: Model, task: Task, split: Split) -> dict[str, float]:
+    """Metrics on a split. A linear router predicts cells only, so it has routing accuracy only.
 
     `score` and `key` are the mean squared errors of support values and of keys (summed over d), `erel` and
     `erel_half` the relative transport error, all averaged over cells. `match`, `recall@k` and `mrr` rank
     the true top key by distance from the predicted key, taken from the best-scored cell. `routing@k` is
     the share of queries whose top key lies in one of the k best-scored cells (c > 1 only).
     """
+    if isinstance(net, AffineNet):
+        return _routing(net.scores(np.asarray(split.queries)), task, split)
+    assert isinstance(net, Net)
     m, c, d = len(split), net.c, net.d
     key_rows = min(m, max(64, MOST_PAIRS // c))
     score_errors, key_errors, transports = [], [], []
@@ -48,6 +52,8 @@ def evaluate(net: Net, task: Task, split: Split) -> dict[str, float]:
         "erel_half": erel / 2,
         **rank_metrics(exact.ranks(task.keys, points, top)),
     }
-    if c > 1:
-        result |= routing_accuracy(scores, task.cells.assignment[top])
-    return result
+    return result | _routing(scores, task, split) if c > 1 else result
+
+
+def _routing(scores: Floats, task: Task, split: Split) -> dict[str, float]:
+    return routing_accuracy(scores, task.cells.assignment[np.asarray(split.top_ids[:, 0])])

@@ -22,17 +22,19 @@ from typing import Any
 
 import torch
 
+from amips.cells import fingerprint_of
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
 from amips.files import read_json, write_atomic, write_json
-from amips.learn.batches import Batches
+from amips.learn.affine import AffineNetwork
+from amips.learn.batches import Batches, CellBatches
 from amips.learn.checkpoint import CHECKPOINT, Progress, State
 from amips.learn.distributed import Group
 from amips.learn.evaluation import evaluate
 from amips.learn.losses import total_loss
 from amips.learn.modules import Network
 from amips.learn.recipe import PAPER_SAMPLES, Recipe, recipe_named
-from amips.nets import KeyNet, Net, SupportNet, load_net
-from amips.nets.runtime import DESCRIPTION
+from amips.nets import AffineArchitecture, KeyNet, Linear, Model, SupportNet, load_model
+from amips.nets.model import DESCRIPTION
 from amips.progress import bar
 from amips.task import Task
 
@@ -44,7 +46,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 def train(
     task: Task | str | Path,
-    network: SupportNet | KeyNet,
+    network: SupportNet | KeyNet | Linear,
     *,
     out: str | Path,
     recipe: str | Recipe = "default",
@@ -56,12 +58,12 @@ def train(
     resume: bool = False,
     device: str | None = None,
     progress: bool = False,
-) -> Net:
+) -> Model:
     """Train a network on a task and return its runtime.
 
     Args:
         task: a task or its directory.
-        network: `SupportNet(...)` or `KeyNet(...)`; its size follows from the task.
+        network: `SupportNet(...)`, `KeyNet(...)` or `Linear()`; its size follows from the task.
         out: the run directory. A finished run with the same settings is returned as it is.
         recipe: "default", "paper" or a `Recipe`.
         samples, minutes: the budget; one of the two. The learning rate falls to 0 at its end. With
@@ -73,28 +75,44 @@ def train(
         progress: show a progress bar when standard error is a terminal.
     """
     task = task if isinstance(task, Task) else Task(task)
-    recipe = recipe_named(recipe, batch)
     if samples is not None and minutes is not None:
         raise RunError("give the budget as samples or as minutes, not both")
     if samples is None and minutes is None:
-        samples, minutes = (PAPER_SAMPLES, None) if recipe.rate == 1e-4 else (None, DEFAULT_MINUTES)
-    if (samples is not None and samples < 1) or (minutes is not None and minutes <= 0) or evaluations < 1:
+        samples, minutes = (PAPER_SAMPLES, None) if recipe == "paper" else (None, DEFAULT_MINUTES)
+    recipe = recipe_named(recipe, batch)
+    timeless = minutes is not None and not 0 < minutes < math.inf
+    if (samples is not None and samples < 1) or timeless or evaluations < 1:
         raise RunError(f"samples={samples}, minutes={minutes}, evaluations={evaluations}: must be positive")
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if seed < 0:
+        raise RunError(f"seed={seed}: must not be negative")
+    chosen = _device(device)
     group = Group(chosen)
     try:
-        run = _Run(task, network, Path(out), recipe, samples, minutes, seed, evaluations, chosen, group)
+        run = Run(task, network, Path(out), recipe, samples, minutes, seed, evaluations, chosen, group)
         finished = run.prepare(resume)
         return finished if finished is not None else run.train(progress)
     finally:
         group.close()
 
 
-class _Run:
+def _device(name: str | None) -> torch.device:
+    """The device of this name; by default this process's own GPU, or the CPU."""
+    own_gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name or (own_gpu if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise RunError(f"device={name!r} cannot be used: {str(problem).splitlines()[0]}") from None
+    return device
+
+
+class Run:
+    """A training run: its settings, its state, and its loop."""
+
     def __init__(
         self,
         task: Task,
-        network: SupportNet | KeyNet,
+        network: SupportNet | KeyNet | Linear,
         out: Path,
         recipe: Recipe,
         samples: int | None,
@@ -107,8 +125,15 @@ class _Run:
         self.task, self.out, self.recipe, self.group = task, out, recipe, group
         self.samples, self.minutes, self.evaluations = samples, minutes, evaluations
         self.architecture = network.architecture(task.n, task.d, task.c)
-        self.network = Network(self.architecture, seed).to(device)
-        self.batches = Batches(task, recipe, seed, group.rank, group.world, device)
+        place = (seed, group.rank, group.world, device)
+        self.network: Network | AffineNetwork
+        self.batches: Batches | CellBatches
+        if isinstance(self.architecture, AffineArchitecture):
+            self.network = AffineNetwork(self.architecture, task.cells.centroids, seed).to(device)
+            self.batches = CellBatches(task, recipe, *place)
+        else:
+            self.network = Network(self.architecture, seed).to(device)
+            self.batches = Batches(task, recipe, *place)
         self.batch = recipe.batch * group.world
         parameters = dict(self.network.named_parameters())
         self.state = State(
@@ -131,7 +156,7 @@ class _Run:
             "task": task.manifest["options"],
         }
 
-    def prepare(self, resume: bool) -> Net | None:
+    def prepare(self, resume: bool) -> Model | None:
         """Begin, continue, or find the run finished."""
         existing = self.out / CONFIG
         if existing.exists():
@@ -141,7 +166,7 @@ class _Run:
                     "choose another directory, or remove this one"
                 )
             if (self.out / DESCRIPTION).exists():
-                return load_net(self.out)
+                return load_model(self.out)
             if not resume and (self.out / CHECKPOINT).exists():
                 raise RunError(
                     f"{self.out} holds an unfinished run; continue it with resume=True (--resume), "
@@ -168,7 +193,7 @@ class _Run:
         """Forget evaluations after the checkpoint: they will be made again."""
         path = self.out / LOG
         lines = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= self.state.progress.step]
+        kept = [line for line in lines if _step_of(line) <= self.state.progress.step]
         write_atomic(path, "".join(line + "\n" for line in kept).encode())
 
     def done(self) -> float:
@@ -178,13 +203,12 @@ class _Run:
         assert self.minutes is not None
         return min(1.0, self.group.agree(self.state.progress.seconds) / (60 * self.minutes))
 
-    def train(self, show: bool) -> Net:
+    def train(self, show: bool) -> Model:
         """The loop."""
         at, done = self.state.progress, self.done()
-        next_evaluation = math.floor(done * self.evaluations + 1e-9) + 1
+        evaluated = self._evaluations_due(done)
         total = self.samples or 0
         metrics: dict[str, float] = {}
-        sums: dict[str, float] = {}
         with (
             _stop_on_interrupt() as interrupted,
             bar(total, "training", " samples", show and self.group.first, at.samples) as shown,
@@ -194,27 +218,28 @@ class _Run:
                 losses = self.step(done)
                 at.seconds += time.perf_counter() - started
                 done = self.done()
-                for name, value in losses.items():
-                    sums[name] = sums.get(name, 0.0) + value
-                sums["steps"] = sums.get("steps", 0.0) + 1
+                for name, value in {**losses, "steps": 1.0}.items():
+                    at.sums[name] = at.sums.get(name, 0.0) + value
                 if shown.n == 0 and not total and done > 0:
                     shown.total = int(at.samples / done)
                 shown.update(min(self.batch, (shown.total or at.samples) - shown.n))
                 shown.set_postfix(loss=f"{losses['loss']:.4f}", refresh=False)
-                if self.group.agree(float(bool(interrupted))):
+                # First the evaluation, then the interrupt: a resumed run does not come back for it.
+                if self._evaluations_due(done) > evaluated or done >= 1:
+                    evaluated = self._evaluations_due(done)
+                    started = time.perf_counter()
+                    metrics = self._evaluate()
+                    self._log(metrics)
+                    self._save()
+                    at.seconds += time.perf_counter() - started
+                if done < 1 and self.group.agree(float(bool(interrupted))):
                     self._save()
                     raise TrainingInterrupted(
                         f"stopped after {at.samples:,} samples; the state is saved in {self.out}: "
                         "continue with resume=True (--resume)"
                     )
-                if done * self.evaluations >= next_evaluation or done >= 1:
-                    next_evaluation = math.floor(done * self.evaluations + 1e-9) + 1
-                    started = time.perf_counter()
-                    metrics = self._evaluate(sums)
-                    sums = {}
-                    self._save()
-                    at.seconds += time.perf_counter() - started
-        net = self._export(metrics)
+        # Without metrics, the run was killed between its last checkpoint and its model.
+        net = self._export(metrics or self._evaluate())
         if self.group.first:
             net.save(self.out)
         self._together()
@@ -229,12 +254,14 @@ class _Run:
         batch = self.batches(at.step)
         loss, parts = total_loss(self.network, batch, recipe)
         loss.backward()  # type: ignore[no-untyped-call]
-        values = {"loss": float(loss.detach()), **{name: float(v.detach()) for name, v in parts.items()}}
+        losses = torch.stack([loss, *parts.values()]).detach()
         grads = [p.grad for p in parameters if p.grad is not None]
-        self.group.average(grads)
+        self.group.average([*grads, losses])
+        values: dict[str, float] = dict(zip(("loss", *parts), losses.tolist(), strict=True))
         norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
         if not (math.isfinite(values["loss"]) and math.isfinite(float(norm))):
-            kept = f"the last good checkpoint is kept in {self.out}" if at.step else "nothing was saved"
+            saved = (self.out / CHECKPOINT).exists()
+            kept = f"the last good checkpoint is kept in {self.out}" if saved else "nothing was saved"
             raise TrainingDivergedError(
                 f"the loss is not finite at step {at.step} ({at.samples:,} samples); {kept}: "
                 "try a lower rate or a smaller clip in the recipe"
@@ -245,7 +272,7 @@ class _Run:
         self.network.project()
         with torch.no_grad():
             torch._foreach_lerp_(
-                list(self.state.averages.values()), parameters, 1 - recipe.decay_for(self.batch)
+                list(self.state.averages.values()), parameters, 1 - recipe.decay_at(at.step, self.batch)
             )
         return values
 
@@ -258,7 +285,7 @@ class _Run:
             list(self.state.first.values()),
             list(self.state.second.values()),
             [],
-            [torch.tensor(float(self.state.progress.step)) for _ in parameters],
+            [torch.tensor(float(self.state.progress.step), device=p.device) for p in parameters],
             lr=rate,
             beta1=BETAS[0],
             beta2=BETAS[1],
@@ -268,9 +295,10 @@ class _Run:
             maximize=False,
         )
 
-    def _export(self, metrics: dict[str, float]) -> Net:
+    def _export(self, metrics: dict[str, float]) -> Model:
         about = {
             "keys": self.task.fingerprint,
+            "cells": fingerprint_of(self.task.cells.assignment),
             "samples": self.state.progress.samples,
             "seconds": round(self.state.progress.seconds, 3),
             "recipe": asdict(self.recipe),
@@ -278,23 +306,33 @@ class _Run:
         }
         return self.network.export(about, self.state.averages)
 
-    def _evaluate(self, sums: dict[str, float]) -> dict[str, float]:
-        if not self.group.first:
-            return {}
-        metrics = evaluate(self._export({}), self.task, self.task.val)
-        at = self.state.progress
-        line = {
-            **asdict(at),
-            "train": {name: value / sums["steps"] for name, value in sums.items() if name != "steps"},
-            "val": metrics,
-        }
-        with (self.out / LOG).open("a") as f:
-            f.write(json.dumps(line) + "\n")
-        return metrics
+    def _evaluations_due(self, done: float) -> int:
+        return math.floor(done * self.evaluations + 1e-9)
+
+    def _evaluate(self) -> dict[str, float]:
+        return evaluate(self._export({}), self.task, self.task.val) if self.group.first else {}
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        """One line: how far, the mean training losses since the line before, the metrics on val."""
+        line = asdict(self.state.progress)
+        sums = line.pop("sums")
+        steps = sums.pop("steps")
+        line |= {"train": {name: value / steps for name, value in sums.items()}, "val": metrics}
+        self.state.progress.sums = {}
+        if self.group.first:
+            with (self.out / LOG).open("a") as f:
+                f.write(json.dumps(line) + "\n")
 
     def _save(self) -> None:
         if self.group.first and self.state.finite():
             self.state.save(self.out)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # a line torn by a crash comes after every checkpoint
+        return math.inf
 
 
 @contextmanager

@@ -5,6 +5,8 @@
     KeyNet       key      ||F(x)_j - y*_j(x)||^2
                  consist  (<F(x)_j, x> - sigma_j(x))^2
 
+    Linear       route    -log softmax(f(x) / t)_j for the cells j of the top keys
+
 With many cells, all c gradients and target keys of every query are too much. Then `grad` and `key` are
 estimated from s cells S drawn uniformly for each query, without bias. KeyNet averages over S. SupportNet
 draws a sign e_j = +-1 for each drawn cell and uses
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from amips.learn.affine import AffineNetwork
 from amips.learn.modules import Network
 from amips.learn.recipe import Recipe
 
@@ -35,6 +38,14 @@ class Batch:
     targets: Tensor
     cells: Tensor | None = None
     signs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CellBatch:
+    """Queries x [m, d] and the cells [m, t] of their top t keys."""
+
+    x: Tensor
+    cells: Tensor
 
 
 def draw_cells(rows: int, c: int, sampled: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -75,8 +86,20 @@ def key_losses(network: Network, batch: Batch) -> dict[str, Tensor]:
     return {"key": key, "consist": (scores - batch.sigma).square().mean()}
 
 
-def total_loss(network: Network, batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, Tensor]]:
+def route_loss(scores: Tensor, cells: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of softmax(scores / temperature) with the cells of the top keys, each as likely."""
+    chances = torch.log_softmax(scores / temperature, dim=1)
+    return -chances.gather(1, cells).mean()
+
+
+def total_loss(
+    network: Network | AffineNetwork, batch: Batch | CellBatch, recipe: Recipe
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum that is minimised, and its parts."""
+    if isinstance(batch, CellBatch):
+        loss = route_loss(network(batch.x), batch.cells, recipe.temperature)
+        return loss, {"route": loss}
+    assert isinstance(network, Network)
     if network.architecture.kind == "key":
         parts = key_losses(network, batch)
         return recipe.key * parts["key"] + recipe.consist * parts["consist"], parts

@@ -84,7 +84,7 @@ class Network(nn.Module):
 
     def penalty(self) -> Tensor:
         """sum_i ||relu(-W_i^z)||^2."""
-        total = torch.zeros(())
+        total = torch.zeros((), device=self.free["W"].device)
         for name in self.constrained:
             if name != "W":
                 total = total + F.relu(-self.weight(name)).square().sum()

@@ -19,18 +19,24 @@ class Recipe:
     reference_batch: int = 128
     warmup: float = 0.025  # share of the run in which the rate rises
     decay: float = 0.999  # of the averaged weights, at the reference batch
+    decay_warmup: bool = True  # average less at first: else a short run ends with its first weights
     clip: float = 1.0  # largest norm of the gradient
     score: float = 0.01  # weights of the losses: SupportNet's ...
     grad: float = 1.0
     penalty: float = 1.0  # on negative W^z
     key: float = 1.0  # ... and KeyNet's
     consist: float = 0.01
+    route_top: int = 1  # linear routers: learn to find the cells of so many of the top keys
+    temperature: float = 0.05  # ... with a softmax of the scores over this
     all_cells_up_to: int = 16  # with more cells than this, the gradient and key losses draw some:
     sampled_cells: int = 8  # so many for each query
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.sampled_cells < 1:
-            raise RunError(f"batch={self.batch}, sampled_cells={self.sampled_cells}: each must be at least 1")
+        if min(self.batch, self.sampled_cells, self.route_top) < 1:
+            raise RunError(
+                f"batch={self.batch}, sampled_cells={self.sampled_cells}, route_top={self.route_top}: "
+                "each must be at least 1"
+            )
         if not (self.rate > 0 and 0 <= self.warmup < 1 and 0 <= self.decay < 1 and self.clip > 0):
             raise RunError(
                 f"rate={self.rate}, warmup={self.warmup}, decay={self.decay}, clip={self.clip}: "
@@ -44,9 +50,10 @@ class Recipe:
             return peak * progress / self.warmup
         return peak * 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
 
-    def decay_for(self, batch: int) -> float:
-        """The decay of the averaged weights for this batch."""
-        return float(self.decay ** (batch / self.reference_batch))
+    def decay_at(self, step: int, batch: int) -> float:
+        """The decay of the averaged weights, at this step, for this batch."""
+        decay = float(self.decay ** (batch / self.reference_batch))
+        return min(decay, (1 + step) / (10 + step)) if self.decay_warmup else decay
 
 
 RECIPES = {
@@ -54,7 +61,7 @@ RECIPES = {
     # paper's reaches in hundreds of millions.
     "default": Recipe(),
     # As the paper says; its budget is 1 to 10 billion samples.
-    "paper": Recipe(batch=4096, rate=1e-4),
+    "paper": Recipe(batch=4096, rate=1e-4, decay_warmup=False),
 }
 PAPER_SAMPLES = 1_000_000_000
 

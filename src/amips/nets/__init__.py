@@ -1,16 +1,23 @@
-"""The networks of the paper: their architectures, and a runtime that needs numpy alone."""
+"""The networks: their architectures, and a runtime that needs numpy alone."""
 
-from amips.nets.runtime import Net, load_net, weight_shapes
+from amips.nets.affine import AffineArchitecture, AffineNet, Linear
+from amips.nets.load import load_model
+from amips.nets.model import Model
+from amips.nets.runtime import Net, weight_shapes
 from amips.nets.spec import SIZES, Architecture, KeyNet, SupportNet, hidden_width, injected_layers
 
 __all__ = [
     "SIZES",
+    "AffineArchitecture",
+    "AffineNet",
     "Architecture",
     "KeyNet",
+    "Linear",
+    "Model",
     "Net",
     "SupportNet",
     "hidden_width",
     "injected_layers",
-    "load_net",
+    "load_model",
     "weight_shapes",
 ]

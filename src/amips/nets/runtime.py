@@ -4,24 +4,16 @@ Weights are named after the paper: `Wx.i` [h, d], `Wz.i` [h, h], `b.i` [h] for h
 for the head. Non-negativity is a matter of training; here weights are what they are.
 """
 
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
-from amips.errors import AmipsError, RunError, VectorError
-from amips.files import read_json, write_atomic, write_json
+from amips.errors import VectorError
+from amips.nets.model import Floats, Model
 from amips.nets.spec import Architecture
-
-Floats = NDArray[np.float32]
-
-DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 
 def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
@@ -41,33 +33,14 @@ def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True)
-class Net:
-    """A trained SupportNet or KeyNet.
-
-    `scores(x)` gives one score for each cell, `keys(x)` the predicted top keys. `about` carries what is
-    known of its origin: the fingerprint of the keys it was trained for, the recipe, the metrics.
-    """
+class Net(Model):
+    """A trained SupportNet or KeyNet."""
 
     architecture: Architecture
-    weights: dict[str, Floats]
-    about: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        for name, shape in weight_shapes(self.architecture).items():
-            got = self.weights.get(name)
-            if got is None or got.shape != shape or got.dtype != np.float32:
-                found = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
-                raise RunError(f"weight {name}: expected float32 {list(shape)}, got {found}")
-
-    @property
-    def c(self) -> int:
-        """The number of cells it scores."""
-        return self.architecture.c
-
-    @property
-    def d(self) -> int:
-        """The dimension of queries and keys."""
-        return self.architecture.d
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The name and shape of every weight."""
+        return weight_shapes(self.architecture)
 
     def scores(self, x: Floats) -> Floats:
         """[m, d] -> [m, c]: f(x)_j for SupportNet, <F(x)_j, x> for KeyNet."""
@@ -106,7 +79,8 @@ class Net:
         """What the layers see, and ||x|| as a column. At x = 0 that is 0, and so is the score."""
         if x.ndim != 2 or x.shape[1] != self.d:
             raise VectorError(f"queries of shape {list(x.shape)}; this model was trained for [m, {self.d}]")
-        norms: Floats = np.sqrt(np.einsum("md,md->m", x, x))[:, None]
+        # float64, because the squares of a long x overflow float32 long before x does.
+        norms = np.sqrt(np.einsum("md,md->m", x, x, dtype=np.float64)).astype(np.float32)[:, None]
         if self.architecture.kind == "support" and not self._wrapped:
             return x, norms
         u: Floats = np.divide(x, np.where(norms > 0, norms, 1), dtype=np.float32)
@@ -150,29 +124,6 @@ class Net:
                 below = (inner @ w[f"Wz.{i}"]).reshape(m, p, a.width)
                 delta = below + delta if a.residual else below
         return jacobian.reshape(m, p, a.d)
-
-    def save(self, directory: str | Path) -> None:
-        """Write model.json and model.safetensors; the description goes last."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / WEIGHTS, save(dict(self.weights)))
-        write_json(
-            directory / DESCRIPTION, {"architecture": self.architecture.to_json(), "about": self.about}
-        )
-
-
-def load_net(directory: str | Path, error: type[AmipsError] = RunError) -> Net:
-    """Read what `Net.save` wrote, checking every weight's name and shape."""
-    directory = Path(directory)
-    described = read_json(directory / DESCRIPTION, error)
-    try:
-        architecture = Architecture.from_json(described.get("architecture", {}))
-        weights = load((directory / WEIGHTS).read_bytes())
-        return Net(architecture, weights, described.get("about", {}))
-    except (OSError, SafetensorError, json.JSONDecodeError) as problem:
-        raise error(f"{directory / WEIGHTS} cannot be read: {problem}") from None
-    except RunError as problem:
-        raise error(f"{directory}: {problem}") from None
 
 
 def activation(x: Floats, alpha: float, beta: float) -> Floats:

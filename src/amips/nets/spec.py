@@ -16,7 +16,7 @@ true top key does not.
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from amips.errors import RunError
 
@@ -41,6 +41,21 @@ class Architecture:
     beta: float = 20.0  # math.inf: the leaky ReLU itself
     homogeneous: Homogeneous = "wrapper"
     nonnegative: NonNegative = "penalty"
+
+    def __post_init__(self) -> None:
+        sizes = (self.d, self.c, self.width, self.depth)
+        if not all(isinstance(size, int) and size >= 1 for size in sizes):
+            raise RunError(f"d, c, width, depth = {sizes}: each is a whole number of at least 1")
+        rising = list(self.injected) == sorted(set(self.injected))
+        if not rising or not all(0 < i < self.depth for i in self.injected):
+            raise RunError(f"injected={self.injected}: expected some of 1 to {self.depth - 1}, rising")
+        _check_activation(self.alpha, self.beta)
+        for name, value, known in (
+            ("kind", self.kind, ("support", "key")),
+            ("homogeneous", self.homogeneous, get_args(Homogeneous)),
+            ("nonnegative", self.nonnegative, get_args(NonNegative)),
+        ):
+            _check_choice(name, value, known)
 
     @property
     def outputs(self) -> int:
@@ -92,12 +107,9 @@ class Architecture:
             known = dict(values)
             known["injected"] = tuple(int(i) for i in known["injected"])
             known["beta"] = float(known["beta"])
-            made = cls(**known)
-            if made.kind not in ("support", "key") or min(made.d, made.c, made.width, made.depth) < 1:
-                raise ValueError("dimensions must be positive")
-        except (TypeError, KeyError, ValueError) as problem:
+            return cls(**known)
+        except (TypeError, KeyError, ValueError, RunError) as problem:
             raise RunError(f"not a description of an architecture: {problem}") from None
-        return made
 
 
 @dataclass(frozen=True)
@@ -123,10 +135,11 @@ class _Spec:
     kind: Literal["support", "key"] = field(default="support", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise RunError(f"depth={self.depth}: a network has at least 1 hidden layer")
-        if not (0 <= self.alpha <= 1 and self.beta > 0):
-            raise RunError(f"alpha={self.alpha}, beta={self.beta}: expected 0 <= alpha <= 1 and beta > 0")
+        if not isinstance(self.depth, int) or self.depth < 1:
+            raise RunError(f"depth={self.depth}: a network has a whole number of hidden layers, at least 1")
+        if self.width is not None and self.width < 1:
+            raise RunError(f"width={self.width}: a layer has at least 1 unit")
+        _check_activation(self.alpha, self.beta)
         self.fraction()
         injected_layers(self.inject, self.depth)
 
@@ -171,10 +184,8 @@ class SupportNet(_Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.homogeneous not in ("wrapper", "relu"):
-            raise RunError(f"homogeneous={self.homogeneous!r}: expected 'wrapper' or 'relu'")
-        if self.nonnegative not in ("penalty", "clip", "softplus"):
-            raise RunError(f"nonnegative={self.nonnegative!r}: expected 'penalty', 'clip' or 'softplus'")
+        _check_choice("homogeneous", self.homogeneous, get_args(Homogeneous))
+        _check_choice("nonnegative", self.nonnegative, get_args(NonNegative))
 
 
 @dataclass(frozen=True)
@@ -195,12 +206,13 @@ def injected_layers(inject: int | str, depth: int) -> tuple[int, ...]:
         return tuple(range(1, depth))
     if isinstance(inject, str):
         word, _, number = inject.partition(" ")
-        if word != "every" or not number.isdigit() or int(number) < 1:
+        if word != "every" or not number.isdecimal() or int(number) < 1:
             raise RunError(f"inject={inject!r}: expected a count, 'all' or 'every R' (R layers apart)")
         return tuple(range(int(number), depth, int(number)))
-    if not 0 <= inject <= depth - 1:
+    if not isinstance(inject, int) or not 0 <= inject <= depth - 1:
         raise RunError(
-            f"inject={inject}: with depth {depth} at most {depth - 1} layers can see the input again"
+            f"inject={inject}: with depth {depth}, a whole number from 0 to {depth - 1} of layers "
+            "can see the input again"
         )
     return tuple((i + 1) * (depth - 1) // inject for i in range(inject))
 
@@ -211,3 +223,13 @@ def hidden_width(budget: float, d: int, depth: int, injections: int) -> int:
     if depth == 1:
         return max(1, round(budget / D))
     return max(1, round((math.sqrt(D * D + 4 * (depth - 1) * budget) - D) / (2 * (depth - 1))))
+
+
+def _check_activation(alpha: float, beta: float) -> None:
+    if not (0 <= alpha <= 1 and beta > 0):
+        raise RunError(f"alpha={alpha}, beta={beta}: expected 0 <= alpha <= 1 and beta > 0")
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise RunError(f"{name}={value!r}: expected one of {' '.join(known)}")

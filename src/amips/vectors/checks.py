@@ -37,6 +37,8 @@ def inspect(vectors: Vectors, zero: str = "error") -> Facts:
     zero. The fingerprint is SHA-256 over the shape and the float32 rows: it does not depend on the file
     format or on the block size.
     """
+    if zero not in ("error", "keep"):
+        raise VectorError(f'zero={zero!r}: expected "error" or "keep"')
     digest = hashlib.sha256(f"{vectors.n}x{vectors.d}:f32".encode())
     low, high, zeros = np.inf, 0.0, 0
     for start, block in vectors.blocks():
@@ -53,7 +55,8 @@ def inspect(vectors: Vectors, zero: str = "error") -> Facts:
         empty = np.flatnonzero(norms == 0)
         if empty.size and zero == "error":
             raise VectorError(
-                f"{vectors.name}: row {start + int(empty[0])} is all zero, every inner product with it is 0; "
+                f"{vectors.name}: row {start + int(empty[0])} is all zero (or too small for float32), every "
+                f"inner product with it is 0; "
                 f'remove such rows, or keep them with zero="keep" (--keep-zero)'
             )
         zeros += int(empty.size)
@@ -71,20 +74,26 @@ def row_norms(block: Floats) -> Floats:
 def first_equal(vectors: Vectors) -> NDArray[np.int64]:
     """For each row the lowest id of a row with exactly the same content (itself if it has no double).
 
-    Rows are compared by a 64-bit hash (a random linear form over their bits), then bit for bit.
+    Rows are compared by a 64-bit hash (a random linear form over their bits), then value by value.
     """
     rng = np.random.default_rng(0)
     weights = rng.integers(1, 2**63, size=vectors.d, dtype=np.uint64) | np.uint64(1)
     hashes = np.empty(vectors.n, np.uint64)
-    for start, block in vectors.blocks(max(1, BLOCK_BYTES // (16 * vectors.d))):
+    for start, block in vectors.blocks(max(1, BLOCK_BYTES // (64 * vectors.d))):
         bits = (block + 0.0).view(np.uint32)  # + 0.0 makes -0.0 and 0.0 the same
         hashes[start : start + len(block)] = (bits * weights).sum(axis=1, dtype=np.uint64)
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     result: NDArray[np.int64] = first[inverse].astype(np.int64)
     doubled = np.flatnonzero(result != np.arange(vectors.n))
-    step = max(1, BLOCK_BYTES // (8 * vectors.d))
+    step = max(1, BLOCK_BYTES // (64 * vectors.d))
+    differ = [doubled[:0]]
     for s in range(0, len(doubled), step):
         ids = doubled[s : s + step]
         same = (vectors.take(ids) == vectors.take(result[ids])).all(axis=1)
-        result[ids[~same]] = ids[~same]
+        differ.append(ids[~same])
+    # Different rows with one hash are few, but rows of few distinct values (signs, small integers) have
+    # some: their doubles are among themselves.
+    if (ids := np.concatenate(differ)).size:
+        _, first, inverse = np.unique(vectors.take(ids) + 0.0, axis=0, return_index=True, return_inverse=True)
+        result[ids] = ids[first[inverse.ravel()]]
     return result

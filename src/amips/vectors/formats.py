@@ -5,7 +5,8 @@ fresh memory. Blocks are read, not mapped, so that a pass over a large file does
 its pages; the memory map beside it is for scattered access.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def open_vectors(source: Vectors | NDArray[Any] | str | Path, role: str = "keys"
     if isinstance(source, (str, Path)):
         vectors = _open_file(str(source), role)
     else:
-        array = np.asarray(source)
+        with _one_line(f"{role} are not a table of numbers"):
+            array = np.asarray(source)
         check_table(array.shape, array.dtype, role)
         vectors = Vectors(role, array.shape[0], array.shape[1], lambda a, b: array[a:b], array)
     if vectors.n == 0:
@@ -71,16 +73,17 @@ def _open_file(source: str, role: str) -> Vectors:
     if path.is_dir():
         raise VectorError(f"{path} is a directory; give the vector file inside it")
     ending = path.suffix.lower()
-    if ending == ".npy":
-        return _open_npy(path)
-    if ending in VECS:
-        return _open_vecs(path, VECS[ending])
-    if ending in BINS:
-        return _open_bin(path, BINS[ending])
-    if ending in HDF5:
-        return _open_hdf5(path, inner, role)
-    if ending in ARROW:
-        return _open_arrow(path, inner)
+    with _one_line(f"{path} is not a readable {ending} file"):
+        if ending == ".npy":
+            return _open_npy(path)
+        if ending in VECS:
+            return _open_vecs(path, VECS[ending])
+        if ending in BINS:
+            return _open_bin(path, BINS[ending])
+        if ending in HDF5:
+            return _open_hdf5(path, inner, role)
+        if ending in ARROW:
+            return _open_arrow(path, inner)
     known = " ".join([".npy", *VECS, *BINS, *HDF5, *ARROW])
     raise VectorError(f"{path}: unknown kind of vector file {ending!r}; known: {known}")
 
@@ -105,11 +108,31 @@ def _flat_reader(path: Path, dtype: np.dtype[Any], offset: int, columns: int) ->
     return read
 
 
-def _open_npy(path: Path) -> Vectors:
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn any error into one line of VectorError: libraries raise nearly anything on damaged files."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as problem:
-        raise VectorError(f"{path} is not a readable .npy file: {problem}") from None
+        yield
+    except VectorError:
+        raise
+    except Exception as problem:
+        reason = " ".join(str(problem).split())
+        raise VectorError(f"{what}: {reason or type(problem).__name__}") from None
+
+
+def _checked(path: Path, read: Read) -> Read:
+    """`read`, whose errors become one line that names the file."""
+
+    def checked(start: int, stop: int) -> NDArray[Any]:
+        with _one_line(f"{path} is damaged in or near rows {start} to {stop}"):
+            return read(start, stop)
+
+    return checked
+
+
+def _open_npy(path: Path) -> Vectors:
+    with np.errstate(over="ignore"):
+        array = np.lib.format.open_memmap(path, mode="r")
     check_table(array.shape, array.dtype, str(path))
     n, d = array.shape
     if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
@@ -159,19 +182,16 @@ def _open_hdf5(path: Path, inner: str | None, role: str) -> Vectors:
         import h5py
     except ImportError:
         raise VectorError(f"{path}: reading HDF5 needs h5py; pip install 'amips[formats]'") from None
-    try:
-        file = h5py.File(path, "r")
-    except OSError as problem:
-        raise VectorError(f"{path} is not a readable HDF5 file: {problem}") from None
+    file = h5py.File(path, "r")
     wanted = [inner] if inner else ["train"] if role == "keys" else ["learn", "test"]
-    name = next((w for w in wanted if w in file), None)
+    name = next((w for w in wanted if isinstance(file.get(w), h5py.Dataset)), None)
     if name is None:
         has = " ".join(sorted(file)) or "nothing"
         raise VectorError(f"{path}: no data set {' or '.join(wanted)}; it has {has}. Name one: {path}:NAME")
     data = file[name]
-    check_table(data.shape, data.dtype, f"{path}:{name}")
+    check_table(data.shape or (), data.dtype, f"{path}:{name}")
     n, d = data.shape
-    return Vectors(f"{path}:{name}", n, d, lambda a, b: np.asarray(data[a:b]))
+    return Vectors(f"{path}:{name}", n, d, _checked(path, lambda a, b: np.asarray(data[a:b])))
 
 
 def _open_arrow(path: Path, inner: str | None) -> Vectors:
@@ -181,24 +201,21 @@ def _open_arrow(path: Path, inner: str | None) -> Vectors:
         import pyarrow.parquet as pq
     except ImportError:
         raise VectorError(f"{path}: reading it needs pyarrow; pip install 'amips[formats]'") from None
-    try:
-        if path.suffix.lower() == ".parquet":
-            file = pq.ParquetFile(path)
-            schema = file.schema_arrow
-            sizes = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
+    if path.suffix.lower() == ".parquet":
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+        sizes = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
 
-            def group(g: int, column: str) -> Any:
-                return file.read_row_group(g, columns=[column]).column(column)
-        else:
-            table = pyarrow.feather.read_table(path, memory_map=True)
-            schema = table.schema
-            sizes = [len(chunk) for chunk in table.column(0).chunks] if table.num_columns else []
+        def group(g: int, column: str) -> Any:
+            return file.read_row_group(g, columns=[column]).column(column)
+    else:
+        table = pyarrow.feather.read_table(path, memory_map=True)
+        schema = table.schema
+        sizes = [len(chunk) for chunk in table.column(0).chunks] if table.num_columns else []
 
-            def group(g: int, column: str) -> Any:
-                start = sum(sizes[:g])
-                return table.column(column).slice(start, sizes[g])
-    except (pa.ArrowException, OSError) as problem:
-        raise VectorError(f"{path} is not a readable Arrow or Parquet file: {problem}") from None
+        def group(g: int, column: str) -> Any:
+            start = sum(sizes[:g])
+            return table.column(column).slice(start, sizes[g])
 
     def is_list(kind: Any) -> bool:
         kinds = pa.types
@@ -212,7 +229,7 @@ def _open_arrow(path: Path, inner: str | None) -> Vectors:
         raise VectorError(f"{path}: no list column {column!r}; it has {lists}")
     starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     kind = schema.field(column).type
-    d = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
+    fixed = kind.list_size if pa.types.is_fixed_size_list(kind) else None
     cache: dict[int, NDArray[Any]] = {}
 
     def rows_of(g: int) -> NDArray[Any]:
@@ -220,20 +237,16 @@ def _open_arrow(path: Path, inner: str | None) -> Vectors:
         if g not in cache:
             cells = group(g, column).combine_chunks()
             cells = cells.chunk(0) if isinstance(cells, pa.ChunkedArray) else cells
+            cells.validate(full=True)  # offsets of a damaged file could point anywhere
             if cells.null_count:
                 raise VectorError(f"{path}:{column} has an empty cell in rows {starts[g]} to {starts[g + 1]}")
             flat = cells.flatten().to_numpy(zero_copy_only=False)
-            width = d if d > 0 else len(flat) // max(1, len(cells))
-            if len(flat) != width * len(cells) or (
-                d < 0 and len(cells) and (np.diff(cells.offsets.to_numpy()) != width).any()
-            ):
+            width = fixed if fixed is not None else len(flat) // max(1, len(cells))
+            if fixed is None and (np.diff(cells.offsets.to_numpy()) != width).any():
                 raise VectorError(f"{path}:{column}: lists differ in length near row {starts[g]}")
             cache.clear()
             cache[g] = flat.reshape(len(cells), width)
         return cache[g]
-
-    if d < 0:
-        d = rows_of(0).shape[1] if sizes else 0
 
     def read(start: int, stop: int) -> NDArray[Any]:
         parts = []
@@ -246,6 +259,10 @@ def _open_arrow(path: Path, inner: str | None) -> Vectors:
             parts.append(part[max(0, start - starts[g]) : stop - starts[g]])
         return np.concatenate(parts) if parts else np.empty((0, d), np.float32)
 
-    if sizes:
-        check_table((1, d), rows_of(0).dtype, f"{path}:{column}")
-    return Vectors(f"{path}:{column}", int(starts[-1]), d, read)
+    filled = next((g for g, size in enumerate(sizes) if size), None)
+    if filled is None:
+        return Vectors(f"{path}:{column}", 0, fixed or 0, read)
+    sample = rows_of(filled)
+    check_table(sample.shape, sample.dtype, f"{path}:{column}")
+    d = sample.shape[1]
+    return Vectors(f"{path}:{column}", int(starts[-1]), d, _checked(path, read))

@@ -1,0 +1,43 @@
+"""What an engine is."""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.vectors import Floats
+
+
+class Engine(Protocol):
+    """Keys in cells, on which chosen cells can be scanned."""
+
+    @property
+    def n(self) -> int:
+        """The number of keys."""
+        ...
+
+    @property
+    def d(self) -> int:
+        """The dimension."""
+        ...
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Keys in each cell, [c]."""
+        ...
+
+    def scan(self, x: Floats, cells: NDArray[np.int64], k: int) -> tuple[Floats, NDArray[np.int64]]:
+        """The k best keys by <x, y> within cells [m, p] (-1 skips): scores [m, k] and ids [m, k].
+
+        Best first; id -1 and score -inf where the cells hold fewer than k keys.
+        """
+        ...
+
+    def scan_flops(self, keys: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+        """FLOPs for scanning so many keys, for each query."""
+        ...
+
+    def save(self, directory: Path) -> list[str]:
+        """Write files; their names, relative to the directory."""
+        ...

@@ -1,0 +1,104 @@
+"""What every trained model is: an architecture, weights, and where it comes from."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from amips.errors import RunError
+from amips.files import write_atomic, write_json
+
+Floats = NDArray[np.float32]
+
+DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
+
+
+class AnyArchitecture(Protocol):
+    """What the rest of amips needs to know of an architecture."""
+
+    @property
+    def kind(self) -> str:
+        """In a word."""
+        ...
+
+    @property
+    def d(self) -> int:
+        """The dimension of queries and keys."""
+        ...
+
+    @property
+    def c(self) -> int:
+        """The number of cells."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are learned."""
+        ...
+
+    @property
+    def score_flops(self) -> int:
+        """FLOPs for all scores of one query."""
+        ...
+
+    def key_flops(self, cells: int | None = None) -> int:
+        """FLOPs for the predicted keys of so many cells (all when None) of one query."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Model(ABC):
+    """A trained network at run time.
+
+    `about` carries what is known of its origin: the fingerprints of the keys and cells that it was
+    trained for, the recipe, the metrics.
+    """
+
+    architecture: AnyArchitecture
+    weights: dict[str, Floats]
+    about: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for name, shape in self.weight_shapes().items():
+            got = self.weights.get(name)
+            if got is None or got.shape != shape or got.dtype != np.float32:
+                found = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
+                raise RunError(f"weight {name}: expected float32 {list(shape)}, got {found}")
+
+    @abstractmethod
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The name and shape of every weight."""
+
+    @abstractmethod
+    def scores(self, x: Floats) -> Floats:
+        """[m, d] -> [m, c]: the predicted support value of every cell."""
+
+    @abstractmethod
+    def keys(self, x: Floats, cells: NDArray[np.integer[Any]] | None = None) -> Floats:
+        """[m, d] -> [m, c, d]: the predicted top key of every cell, or [m, p, d] for chosen cells [m, p]."""
+
+    @property
+    def c(self) -> int:
+        """The number of cells it scores."""
+        return self.architecture.c
+
+    @property
+    def d(self) -> int:
+        """The dimension of queries and keys."""
+        return self.architecture.d
+
+    def save(self, directory: str | Path) -> None:
+        """Write model.json and model.safetensors; the description goes last."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(directory / WEIGHTS, save(dict(self.weights)))
+        described = {"architecture": self.architecture.to_json(), "about": self.about}
+        write_json(directory / DESCRIPTION, described)

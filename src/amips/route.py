@@ -1,0 +1,146 @@
+"""Routers: a query in, one score for each cell out, and the best cells in order.
+
+A router reads off where a query's best keys probably are. The plain one scores centroids; the learned
+ones score cells with a network, or score centroids with the key that a network predicts.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.errors import RunError
+from amips.nets import Model
+from amips.vectors import Floats
+
+
+class Router(Protocol):
+    """Scores cells."""
+
+    @property
+    def name(self) -> str:
+        """What it is, in a word."""
+        ...
+
+    @property
+    def c(self) -> int:
+        """The number of cells."""
+        ...
+
+    @property
+    def flops(self) -> int:
+        """FLOPs for one query."""
+        ...
+
+    def scores(self, x: Floats) -> Floats:
+        """[m, d] -> [m, c], larger is better."""
+        ...
+
+
+@dataclass(frozen=True)
+class CentroidRouter:
+    """<x, centroid>: what FAISS IVF does, and the baseline."""
+
+    centroids: Floats
+    name = "centroid"
+
+    @property
+    def c(self) -> int:
+        """The number of cells."""
+        return len(self.centroids)
+
+    @property
+    def flops(self) -> int:
+        """2 c d."""
+        return 2 * self.centroids.size
+
+    def scores(self, x: Floats) -> Floats:
+        """<x, centroid_j>."""
+        return x @ self.centroids.T
+
+
+@dataclass(frozen=True)
+class CellRouter:
+    """A network with an output for each cell: SupportNet, KeyNet with c > 1, or linear."""
+
+    model: Model
+
+    @property
+    def name(self) -> str:
+        """The kind of network."""
+        return self.model.architecture.kind
+
+    @property
+    def c(self) -> int:
+        """The number of cells."""
+        return self.model.c
+
+    @property
+    def flops(self) -> int:
+        """One forward pass."""
+        return self.model.architecture.score_flops
+
+    def scores(self, x: Floats) -> Floats:
+        """The network's scores."""
+        return self.model.scores(x)
+
+
+@dataclass(frozen=True)
+class MapperRouter:
+    """A network that predicts the top key; the centroids are scored with that instead of with x."""
+
+    model: Model
+    centroids: Floats
+
+    @property
+    def name(self) -> str:
+        """The kind of network, as a mapper."""
+        return f"{self.model.architecture.kind} mapper"
+
+    @property
+    def c(self) -> int:
+        """The number of cells."""
+        return len(self.centroids)
+
+    @property
+    def flops(self) -> int:
+        """The prediction and 2 c d."""
+        return self.model.architecture.key_flops() + 2 * self.centroids.size
+
+    def scores(self, x: Floats) -> Floats:
+        """<y^(x), centroid_j>."""
+        return self.map(x) @ self.centroids.T
+
+    def map(self, x: Floats) -> Floats:
+        """The predicted top key, [m, d]."""
+        return self.model.keys(x)[:, 0]
+
+
+def router_for(model: Model | None, centroids: Floats) -> Router:
+    """The way to route with a model over cells with these centroids; without a model, by centroid."""
+    if model is None:
+        return CentroidRouter(centroids)
+    if model.d != centroids.shape[1]:
+        raise RunError(f"the model is for dimension {model.d}, the cells have dimension {centroids.shape[1]}")
+    if model.c == 1:
+        return MapperRouter(model, centroids)
+    if model.c != len(centroids):
+        raise RunError(f"the model scores {model.c} cells, but there are {len(centroids)}")
+    return CellRouter(model)
+
+
+def best_cells(scores: Floats, probes: int) -> NDArray[np.int64]:
+    """The `probes` best cells of each row, best first, [m, probes]; ties go to the lower cell."""
+    c = scores.shape[1]
+    if probes >= c:
+        return np.argsort(-scores, axis=1, kind="stable")
+    # argpartition may take any of several tied cells at the border, but no row is worse for it.
+    chosen = np.sort(np.argpartition(scores, c - probes, axis=1)[:, c - probes :], axis=1)
+    order = np.argsort(-np.take_along_axis(scores, chosen, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(chosen, order, axis=1)
+
+
+def limit_probes(cells: NDArray[np.int64], probes: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Keep the first probes[i] cells of row i; the others become -1, which a scan skips."""
+    return np.where(np.arange(cells.shape[1]) < probes[:, None], cells, -1)

@@ -1,0 +1,82 @@
+"""From a task and a model to a searcher with measured operating points."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.errors import AmipsError, RunError
+from amips.index import FaissIVF, Storage
+from amips.nets import Model, load_model
+from amips.search.bundle import save
+from amips.search.points import Point, ladder, recalls
+from amips.search.searcher import Searcher
+from amips.task import Split, Task
+from amips.vectors import open_vectors
+
+
+def build(
+    task: Task | str | Path,
+    model: Model | str | Path | None,
+    *,
+    out: str | Path | None = None,
+    storage: Storage = "flat",
+    ids: Any = None,
+) -> Searcher:
+    """Put the keys of a task into an index that a model routes, and measure it on the val queries.
+
+    Args:
+        task: a task or its directory; its cells are the cells of the index.
+        model: what `train` returned, a run directory, or None to route by centroid.
+        out: where to save the bundle; None keeps it in memory.
+        storage: "flat", "sq8" or "pq": see `FaissIVF`.
+        ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
+    """
+    task = task if isinstance(task, Task) else Task(task)
+    model = load_model(model) if isinstance(model, (str, Path)) else model
+    if model is not None and model.about.get("keys", task.fingerprint) != task.fingerprint:
+        raise RunError("the model was trained on other keys than the task holds")
+    labels = None if ids is None else check_labels(ids, task.n)
+    keys = open_vectors(task.path / "keys.npy")
+    engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage)
+    bare = Searcher(engine, model, [], None, task.fingerprint)
+    made = Searcher(engine, model, measure(bare, task.val), labels, task.fingerprint)
+    if out is not None:
+        save(made, out)
+    return made
+
+
+def measure(searcher: Searcher, split: Split, probes: list[int] | None = None) -> list[Point]:
+    """Recall and cost on a split for a ladder of probes, each with a real search."""
+    x, true = np.asarray(split.queries), np.asarray(split.top_ids)
+    points = []
+    for count in probes or ladder(searcher.c):
+        ids = searcher.search(x, 10, count)[1]
+        cost = searcher.cost(x, count)
+        points.append(
+            Point(
+                count,
+                float((ids[:, 0] == true[:, 0]).mean()),
+                float(recalls(ids, true, 10).mean()),
+                float(cost.scanned.mean() / searcher.n),
+                float(cost.flops.mean()),
+            )
+        )
+    return points
+
+
+def check_labels(ids: Any, n: int) -> NDArray[Any]:
+    """External ids as int64 or strings, one for each key, no two the same."""
+    labels = np.asarray(ids)
+    if labels.dtype.kind in "iu":
+        labels = labels.astype(np.int64)
+    elif labels.dtype.kind in "UO" and all(isinstance(label, str) for label in labels.ravel().tolist()):
+        labels = labels.astype(np.str_)
+    else:
+        raise AmipsError(f"ids of type {labels.dtype}: expected whole numbers or strings")
+    if labels.shape != (n,):
+        raise AmipsError(f"ids of shape {list(labels.shape)}: expected one for each of the {n} keys")
+    if len(np.unique(labels)) < n:
+        raise AmipsError("ids: two keys have the same id")
+    return labels

@@ -1,0 +1,62 @@
+"""Operating points: what recall and cost a number of probes gives, measured on held-out queries."""
+
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.errors import BundleError
+
+
+@dataclass(frozen=True)
+class Point:
+    """Mean figures for one number of probes."""
+
+    probes: int
+    recall1: float
+    recall10: float
+    scanned: float  # share of the keys
+    flops: float  # routing and scan, for each query
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def ladder(c: int) -> list[int]:
+    """Numbers of probes from 1 to c, each about a quarter more than the one before."""
+    steps = {1, c}
+    step = 1.0
+    while step < c:
+        steps.add(round(step))
+        step = max(step + 1, step * 1.25)
+    return sorted(s for s in steps if s <= c)
+
+
+def recalls(found: NDArray[np.integer[Any]], true: NDArray[np.integer[Any]], k: int) -> NDArray[np.float64]:
+    """For each query the share of its true top k that is among the first k found."""
+    k = min(k, true.shape[1])
+    hits = (found[:, :k, None] == true[:, None, :k]).any(axis=1)
+    shares: NDArray[np.float64] = hits.mean(axis=1)
+    return shares
+
+
+def probes_for(points: list[Point], recall: float, k: int) -> int:
+    """The fewest probes that reached this recall; with a warning, all of them when none did."""
+    if not points:
+        raise BundleError("this index has no operating points; give probes instead of recall")
+    if not 0 < recall <= 1:
+        raise BundleError(f"recall={recall}: expected a share between 0 and 1")
+    which = "recall1" if k == 1 else "recall10"
+    for point in points:
+        if getattr(point, which) >= recall:
+            return point.probes
+    best = max(points, key=lambda p: float(getattr(p, which)))
+    warnings.warn(
+        f"recall {recall} is out of reach: the highest measured {which.replace('recall', 'recall@')} is "
+        f"{getattr(best, which):.4f}, with {best.probes} probes",
+        stacklevel=4,
+    )
+    return best.probes

@@ -1,0 +1,113 @@
+"""Learned routing for a FAISS index that was built elsewhere. The index itself is not changed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.blas import faiss
+from amips.blas import threads as limit_threads
+from amips.cells import cells_of_faiss, faiss_ivf_inside, fingerprint_of
+from amips.errors import AmipsError, VectorError
+from amips.nets import Model, load_model
+from amips.route import best_cells
+from amips.vectors import Floats
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A FAISS IVF index whose cells a model chooses; `search` answers in the index's own metric and ids."""
+
+    index: Any
+    ivf: Any
+    transforms: list[Any]
+    id_map: Ids | None
+    model: Model
+    centroids: Floats
+
+    @property
+    def d(self) -> int:
+        """The dimension of queries."""
+        return int(self.index.d)
+
+    def search(
+        self, x: Any, k: int = 10, probes: int | None = None, *, threads: int | None = None
+    ) -> tuple[Floats, Ids]:
+        """As `faiss.Index.search`, in cells chosen by the model; `probes` defaults to the index's nprobe."""
+        x = np.ascontiguousarray(np.atleast_2d(np.asarray(x)), np.float32)
+        if x.shape[1] != self.d:
+            raise VectorError(f"queries of shape {list(x.shape)}; this index needs [m, {self.d}]")
+        if not np.isfinite(x).all():
+            raise VectorError(f"query {int((~np.isfinite(x).all(axis=1)).argmax())} is not finite")
+        p = min(int(probes or self.ivf.nprobe), self.ivf.nlist)
+        if k < 1 or p < 1:
+            raise AmipsError(f"k={k}, probes={p}: both must be at least 1")
+        scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
+        with limit_threads(threads):
+            inner = self._transformed(x)
+            cells = self._cells(x, inner, p)
+            base = self._coarse(inner, cells)
+            arguments = [faiss.swig_ptr(a) for a in (cells, base, scores, ids)]
+            parameters = faiss.SearchParametersIVF(nprobe=p)
+            self.ivf.search_preassigned_c(len(x), faiss.swig_ptr(inner), k, *arguments, False, parameters)
+        if self.id_map is not None:
+            ids = np.where(ids < 0, -1, self.id_map[np.maximum(ids, 0)])
+        return scores, ids
+
+    def _transformed(self, x: Floats) -> Floats:
+        for transform in self.transforms:
+            x = transform.apply(x)
+        return x
+
+    def _cells(self, x: Floats, inner: Floats, p: int) -> Ids:
+        if self.model.c > 1:
+            return np.ascontiguousarray(best_cells(self.model.scores(x), p))
+        mapped = self._transformed(np.ascontiguousarray(self.model.keys(x)[:, 0]))
+        cells: Ids = self.ivf.quantizer.search(mapped, p)[1]
+        return cells
+
+    def _coarse(self, inner: Floats, cells: Ids) -> Floats:
+        """What FAISS would have for the chosen cells: <x, centroid>, or the squared distance to it."""
+        chosen = self.centroids[np.maximum(cells, 0)]
+        if self.ivf.metric_type == faiss.METRIC_INNER_PRODUCT:
+            return np.ascontiguousarray(np.matmul(chosen, inner[:, :, None])[:, :, 0])
+        apart = chosen - inner[:, None, :]
+        return np.ascontiguousarray(np.einsum("mpd,mpd->mp", apart, apart))
+
+
+def wrap(index: Any, model: Model | str | Path) -> Wrapped:
+    """Route an existing FAISS IVF index with a model.
+
+    Args:
+        index: a `faiss.IndexIVF`, also inside `IndexIDMap` or behind linear transforms
+            (`IndexPreTransform`), or the path of a file that holds one.
+        model: a mapper (trained with cells=1) works with any index; a router must have been trained on this
+            index's own cells: `amips.label(..., cells=index)`.
+    """
+    if isinstance(index, (str, Path)):
+        if not Path(index).is_file():
+            raise AmipsError(f"{index} does not exist")
+        try:
+            index = faiss.read_index(str(index))
+        except RuntimeError as problem:
+            raise AmipsError(
+                f"{index} is not a readable FAISS index: {str(problem).splitlines()[-1]}"
+            ) from None
+    model = load_model(model) if isinstance(model, (str, Path)) else model
+    ivf, transforms, id_map = faiss_ivf_inside(index)
+    if model.d != index.d:
+        raise AmipsError(f"the model is for dimension {model.d}, the index for {index.d}")
+    if model.c > 1:
+        if model.c != ivf.nlist:
+            raise AmipsError(f"the model scores {model.c} cells, the index has {ivf.nlist}")
+        if model.about.get("cells") != fingerprint_of(cells_of_faiss(ivf)):
+            raise AmipsError(
+                "the model was trained on other cells than this index has; "
+                "label with cells=index and train again"
+            )
+    centroids = ivf.quantizer.reconstruct_n(0, ivf.nlist)
+    return Wrapped(index, ivf, transforms, id_map, model, centroids)

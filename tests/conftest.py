@@ -1,0 +1,71 @@
+"""A small world shared by the tests: keys in clusters, and queries that come from elsewhere."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import amips
+from amips.rowfiles import JOURNAL
+
+
+def make_world(n, m, d, seed):
+    """Unit-norm float32 keys [n, d] and queries [m, d] of different distributions.
+
+    Keys lie in clusters; a query is a noisy mixture of two cluster centres, moved by a common shift.
+    """
+    rng = np.random.default_rng(seed)
+    count = max(2, min(12, n // 8))
+    centres = rng.standard_normal((count, d))
+    shift = rng.standard_normal(d)
+    keys = centres[rng.integers(count, size=n)] + 0.5 * rng.standard_normal((n, d))
+    share = rng.random((m, 1))
+    first, second = centres[rng.integers(count, size=(2, m))]
+    queries = share * first + (1 - share) * second + 0.7 * shift + 0.3 * rng.standard_normal((m, d))
+    return _unit(keys), _unit(queries)
+
+
+def _unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def journal_rows(folder):
+    """How many rows an unfinished result has safely on disk."""
+    try:
+        text = (folder / JOURNAL).read_text()
+    except FileNotFoundError:
+        return 0
+    return int(text.split('"rows": ')[1].split(",")[0])
+
+
+def kill_when(process, ready, seconds=60):
+    """Kill a process without warning as soon as `ready()`; it must not have ended by itself."""
+    end = time.monotonic() + seconds
+    while not ready():
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="session")
+def world():
+    """600 keys and 700 queries, d = 16: what `task` and `task1` are made of."""
+    return make_world(600, 700, 16, seed=0)
+
+
+@pytest.fixture(scope="session")
+def task(world, tmp_path_factory):
+    """8 cells, 500 training queries with one noisy copy each, 100 for val, 100 for test."""
+    out = tmp_path_factory.mktemp("task") / "task"
+    return amips.label(*world, cells=8, val=100, test=100, k=10, out=out)
+
+
+@pytest.fixture(scope="session")
+def task1(world, tmp_path_factory):
+    """The same without a partition: c = 1."""
+    out = tmp_path_factory.mktemp("task1") / "task"
+    return amips.label(*world, cells=1, val=100, test=100, k=10, out=out)

@@ -1,0 +1,159 @@
+"""The rooms of the package: who may import whom, and who may import torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import amips
+
+PACKAGE = Path(amips.__file__).parent
+
+# A room may import from rooms before it only.
+ORDER = [
+    *("version", "errors", "files", "progress", "table"),  # foundations
+    "blas",
+    "vectors",
+    "rowfiles",
+    "exact",
+    "cells",
+    "metrics",
+    "task",
+    "nets",
+    "learn",
+    "route",
+    "index",
+    "search",
+    "fit",
+    "bench",
+    "text",
+    "cli",
+]
+DOORS = ("__init__", "__main__")  # of the package itself: they open every room
+WITHOUT_LEARN = ("route", "index", "search")
+MAY_IMPORT_TORCH = ("learn", "bench")
+WITHOUT_TORCH = ("nets", "route", "index", "search")
+
+
+def modules():
+    """(room, dotted name, path) of every module of the package but its doors."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] in DOORS:
+            continue
+        name = parts[:-1] if parts[-1] == "__init__" else parts
+        found.append((parts[0], ".".join(("amips", *name)), path))
+    return found
+
+
+def imported(source, name, is_package=False):
+    """Dotted names of everything that a module imports, at any depth, lazily or not."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = name.split(".") if is_package else name.split(".")[:-1]
+                package = package[: len(package) - node.level + 1]
+                base = ".".join([*package, base] if base else package)
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return names
+
+
+def room_of(name):
+    """The room of an imported name; 'amips' for the package itself; None outside of it."""
+    parts = name.split(".")
+    if parts[0] != "amips":
+        return None
+    rooms = {room for room, _, _ in modules()}
+    return parts[1] if len(parts) > 1 and parts[1] in rooms else "amips"
+
+
+def wrong_imports(room, name, source, is_package=False):
+    """What a module of `room` imports and may not."""
+    wrong = []
+    for target in imported(source, name, is_package):
+        other = room_of(target)
+        if target.split(".")[0] == "torch" and room not in MAY_IMPORT_TORCH:
+            wrong.append(target)
+        elif other == "amips":
+            if room != "cli":
+                wrong.append(target)
+        elif other is not None and other != room:
+            backwards = ORDER.index(other) > ORDER.index(room)
+            if backwards or (other == "learn" and room in WITHOUT_LEARN):
+                wrong.append(target)
+    return wrong
+
+
+def test_every_room_has_its_place():
+    rooms = {room for room, _, _ in modules()}
+    assert rooms - set(ORDER) == set()
+    assert {"vectors", "exact", "cells", "task", "nets", "learn", "cli"} <= rooms
+
+
+@pytest.mark.parametrize(("room", "name", "path"), modules(), ids=[name for _, name, _ in modules()])
+def test_rooms_import_only_from_rooms_before_them(room, name, path):
+    assert room in ORDER, "give the room its place in ORDER"
+    assert wrong_imports(room, name, path.read_text(), path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("vectors", "from amips.exact import top_k"),
+        ("exact", "import amips.task"),
+        ("cells", "from amips import task"),
+        ("cells", "from . import task"),
+        ("nets", "def f():\n    from amips.learn import train"),
+        ("nets", "def f():\n    import torch.nn as nn"),
+        ("task", "from torch import nn"),
+        ("task", "import amips"),
+        ("nets", "from amips import label"),
+    ],
+)
+def test_a_wrong_import_is_noticed(room, source):
+    name = f"amips.{room}.module" if (PACKAGE / room).is_dir() else f"amips.{room}"
+    assert len(wrong_imports(room, name, source)) == 1
+
+
+def test_a_right_import_is_let_through():
+    source = "import numpy\nfrom amips import exact\nfrom amips.vectors import Vectors\nfrom . import cells\n"
+    assert wrong_imports("task", "amips.task", source) == []
+
+
+def run_python(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_what_searching_imports_leaves_torch_out():
+    names = ["amips", *(name for room, name, _ in modules() if room in WITHOUT_TORCH)]
+    assert "amips.nets.runtime" in names
+    code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+    assert run_python(code + "print('torch' in sys.modules)") == "False"
+
+
+def test_train_imports_torch_when_first_used():
+    assert run_python("import amips, sys; amips.train; print('torch' in sys.modules)") == "True"
+
+
+def test_without_torch_the_rest_works_and_train_says_what_to_install():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"  # as if it were not installed
+        "import amips\n"
+        "try: amips.train\n"
+        "except amips.AmipsError as problem: print(problem)\n"
+    )
+    assert run_python(code) == "amips.train needs torch; pip install 'amips[train]'"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        amips.nonsense  # noqa: B018
