@@ -238,7 +238,6 @@ class FaissIVF:
         except RuntimeError as problem:
             reason = str(problem).strip().splitlines()[-1]
             raise BundleError(f"{path} is not a readable FAISS index: {reason}") from None
-        index = faiss.downcast_index(index)
         if not isinstance(index, faiss.IndexIVF):
             raise BundleError(f"{path} holds a {type(index).__name__}, expected an inverted file")
         keys = np.load(directory / KEYS, mmap_mode="r" if mmap else None) if storage != "flat" else None

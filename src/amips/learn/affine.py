@@ -15,7 +15,7 @@ class AffineNetwork(nn.Module):
     def __init__(self, architecture: AffineArchitecture, centroids: Floats, seed: int = 0) -> None:
         super().__init__()
         self.architecture = architecture
-        pieces = torch.from_numpy(centroids).repeat_interleave(architecture.pieces, dim=0)
+        pieces = torch.tensor(centroids).repeat_interleave(architecture.pieces, dim=0)
         if architecture.pieces > 1:  # equal pieces would stay equal
             generator = torch.Generator().manual_seed(seed)
             pieces = pieces + 0.02 * torch.randn(pieces.shape, generator=generator)
