@@ -29,5 +29,5 @@ demo: setup
 	$(BIN)/python examples/quickstart.py --out demo
 
 clean:
-	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
-"""Label, train, evaluate: the whole way on vectors made here, in about two minutes on two cores.
+"""Label, train, build, search: the whole way on vectors made here, in about two minutes on two cores.
 
-Keys come in clusters; queries are drawn near keys but shifted, as questions differ from the passages that
-answer them. A SupportNet learns, for each of 16 cells, how good its best key will be.
+Keys are topics with variation, in directions of falling weight, as embeddings have them. Queries ask for
+keys but say less, and say it in a style of their own. Two routers learn from them which of 128 cells to
+scan: a linear one, and a SupportNet that predicts how good the best key of every cell will be.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import amips
-from amips.metrics import routing_accuracy
+from amips.search import measure
 from amips.table import table
 
 Floats = NDArray[np.float32]
@@ -24,13 +25,20 @@ def unit(x: Floats) -> Floats:
 
 
 def generate(n: int, m: int, d: int, seed: int = 0) -> tuple[Floats, Floats]:
-    """Clustered keys, and queries that differ from them: turned by a fixed map, and noisy."""
+    """n keys and m queries, of unit norm; the inner product with the best key is about 0.7."""
     rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((n // 100, d), np.float32)
-    keys = unit(centres[rng.integers(0, len(centres), n)] + 0.7 * rng.standard_normal((n, d), np.float32))
-    turn = np.eye(d, dtype=np.float32) + 0.6 / np.sqrt(d) * rng.standard_normal((d, d), np.float32)
-    queries = unit(keys[rng.integers(0, n, m)] @ turn + 0.05 * rng.standard_normal((m, d), np.float32))
-    return keys, queries
+
+    def normal(*shape: int) -> Floats:
+        return rng.standard_normal(shape, np.float32)
+
+    weight = (1 / np.sqrt(1 + np.arange(d))).astype(np.float32)
+    topics = normal(n // 50, d)
+    passages = (topics[rng.integers(0, len(topics), n)] + 0.8 * normal(n, d)) * weight
+    keys = unit(passages)
+    asked = keys[rng.integers(0, n, m)] * np.where(np.arange(d) < d // 3, 1.0, 0.4)
+    style = unit(normal(1, d) * weight)
+    noise = normal(m, d) * weight / np.linalg.norm(weight)
+    return keys, unit((asked + 0.7 * style + 0.5 * noise).astype(np.float32))
 
 
 def main() -> None:
@@ -38,34 +46,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo"))
     parser.add_argument("--keys", type=int, default=20_000)
-    parser.add_argument("--queries", type=int, default=40_000)
-    parser.add_argument("--samples", type=int, default=1_500_000)
+    parser.add_argument("--queries", type=int, default=60_000)
+    parser.add_argument("--samples", type=int, default=1_000_000, help="Training samples of each router.")
     options = parser.parse_args()
+    out, show = options.out, sys.stderr.isatty()
     keys, queries = generate(options.keys, options.queries, 64)
-    show = sys.stderr.isatty()
     print(
-        f"{len(keys):,} keys, {len(queries):,} queries, dimension {keys.shape[1]}; finding exact targets ..."
+        f"{len(keys):,} keys, {len(queries):,} queries, dimension {keys.shape[1]}: finding exact targets ..."
     )
-    task = amips.label(keys, queries, cells=16, copies=0, k=10, out=options.out / "task", progress=show)
-    print("training a SupportNet (XS) ...")
-    network = amips.SupportNet(size="XS", depth=4)
-    model = amips.train(task, network, samples=options.samples, out=options.out / "run", progress=show)
+    task = amips.label(keys, queries, cells=128, copies=0, k=10, out=out / "task", progress=show)
 
-    test, top = task.test, task.test.top_ids[:, 0]
-    cell = task.cells.assignment[top]
-    learned = amips.evaluate(model, task, test)
-    centroid = routing_accuracy(test.queries @ task.cells.centroids.T, cell)
+    budget = {"samples": options.samples, "progress": show}
+    print("training a linear router ...")
+    recipe = amips.Recipe(route_top=10)
+    linear = amips.train(task, amips.Linear(), recipe=recipe, out=out / "linear", **budget)
+    print("training a SupportNet (XS) ...")
+    support = amips.train(task, amips.SupportNet(size="XS", depth=4), out=out / "support", **budget)
+
+    index = amips.build(task, linear, out=out / "bundle")
+    ladder = [1, 2, 4, 8, 16, 32]
+    routers = {"centroid": None, "linear": linear, "SupportNet": support}
+    points = {name: measure(index.with_model(model), task.test, ladder) for name, model in routers.items()}
     rows = [
         [
-            f"top key is in the first {k} of {task.c} cells",
-            f"{centroid[f'routing@{k}']:.3f}",
-            f"{learned[f'routing@{k}']:.3f}",
+            f"{probes}",
+            f"{points['linear'][i].scanned:.1%}",
+            *(f"{p[i].recall10:.3f}" for p in points.values()),
         ]
-        for k in (1, 2, 4)
+        for i, probes in enumerate(ladder)
     ]
-    print(f"\nOn {len(test):,} held-out queries:\n")
-    print(table(["", "centroids", "SupportNet"], rows))
-    print(f"\nRelative transport error of the predicted keys: {learned['erel']:.2f} (the query itself: 0)")
+    print(f"\nrecall@10 on {len(task.test):,} held-out queries, by what chooses the cells:\n")
+    print(table(["cells scanned", "keys scanned", *points], rows))
+
+    scores, ids = index.search(task.test.queries[:1], k=3, recall=0.95)
+    print(
+        f"\nthe three best keys of one query, at recall 0.95: {ids[0].tolist()}, scores {scores[0].round(3)}"
+    )
+    print(f"the bundle: amips info {out / 'bundle'}")
 
 
 if __name__ == "__main__":

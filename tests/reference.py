@@ -81,3 +81,15 @@ def queries(m, d, seed=0):
     """Random queries whose norms differ a lot."""
     rng = np.random.default_rng([seed, 99])
     return (rng.standard_normal((m, d)) * rng.uniform(0.2, 3, (m, 1))).astype(np.float32)
+
+
+def best_in_cells(keys, x, assignment, cells, k):
+    """The k best keys in the cells [m, p] of each query: best first, ties to the lower id, padded."""
+    scores = x.astype(np.float64) @ keys.astype(np.float64).T
+    probed = (assignment[None, :, None] == cells[:, None, :]).any(axis=2)
+    scores[~probed] = -np.inf
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    best = np.take_along_axis(scores, order, axis=1)
+    ids = np.where(np.isneginf(best), -1, order)
+    pad = ((0, 0), (0, k - ids.shape[1]))
+    return np.pad(best, pad, constant_values=-np.inf), np.pad(ids, pad, constant_values=-1)

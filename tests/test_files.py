@@ -213,7 +213,7 @@ class TestRowFiles:
             files.append(some(0, 4))
             files.commit()
         before = (tmp_path / "values.npy").read_bytes()
-        with pytest.raises(AmipsError, match="unfinished result of another shape"):
+        with pytest.raises(AmipsError, match="result of other inputs"):
             RowFiles(tmp_path, m, columns)
         assert (tmp_path / "values.npy").read_bytes() == before
 

@@ -579,3 +579,31 @@ class TestFiles:
         assert (directory / "model.safetensors").read_bytes() == before
         assert sorted(p.name for p in directory.iterdir()) == ["model.json", "model.safetensors"]
         amips.load_model(directory)
+
+
+class TestOneQuery:
+    """One query goes another way, with fewer numpy calls: it must give the same."""
+
+    @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+    def test_scores(self, support, scale):
+        x = scale * queries(6, support.d, seed=3)
+        one_by_one = np.concatenate([support.scores(row[None]) for row in x])
+        np.testing.assert_allclose(one_by_one, support.scores(x), rtol=1e-5, atol=1e-6 * scale)
+
+    def test_predicted_keys_and_their_scores(self, keynet):
+        x = queries(6, keynet.d, seed=4)
+        for run in (keynet.keys, keynet.scores):
+            one_by_one = np.concatenate([run(row[None]) for row in x])
+            np.testing.assert_allclose(one_by_one, run(x), rtol=1e-5, atol=1e-6)
+
+    def test_zero_and_very_long(self, support):
+        assert (
+            support.scores(np.zeros((1, support.d), np.float32)) == 0
+        ).all() or not support.architecture.biases
+        x = queries(1, support.d) * np.float32(1e25)
+        np.testing.assert_allclose(support.scores(x), support.scores(np.repeat(x, 2, axis=0))[:1], rtol=1e-4)
+
+    def test_no_activation_at_all(self):
+        net = random_net(architecture(alpha=1.0))
+        x = queries(3, net.d)
+        np.testing.assert_allclose(net.scores(x[:1]), net.scores(x)[:1], rtol=1e-6)

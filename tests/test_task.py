@@ -510,3 +510,49 @@ def test_a_killed_run_resumes_with_the_same_bytes(on_disk, tmp_path, moment):
     found = content(out)
     assert {name: data for name, data in found.items() if not name.endswith(".tmp")} == whole
     amips.Task(out, verify=True)
+
+
+class TestGivenSplit:
+    def words(self, m):
+        words = np.full(m, "train", "<U5")
+        words[::5], words[1::5], words[2::5] = "val", "test", ""
+        return words
+
+    def test_it_is_kept(self, world, tmp_path):
+        keys, queries = world
+        words = self.words(len(queries))
+        task = amips.label(keys, queries, split=words, copies=0, k=5, out=tmp_path / "t")
+        for name in ("train", "val", "test"):
+            assert (words[getattr(task, name).source] == name).all()
+        assert len(task.train) + len(task.val) + len(task.test) == (words != "").sum()
+
+    def test_the_first_of_equal_queries_counts(self, world, tmp_path):
+        keys, queries = world
+        queries = queries.copy()
+        queries[3] = queries[0]  # a train query that is also a val query
+        task = amips.label(keys, queries, split=self.words(len(queries)), copies=0, k=5, out=tmp_path / "t")
+        assert 0 in task.val.source
+        assert 3 not in task.train.source
+
+    def test_another_split_is_another_task(self, world, tmp_path):
+        keys, queries = world
+        words = self.words(len(queries))
+        amips.label(keys, queries, split=words, copies=0, k=5, out=tmp_path / "t")
+        words[-1] = "" if words[-1] else "train"
+        with pytest.raises(TaskError, match="other inputs or options"):
+            amips.label(keys, queries, split=words, copies=0, k=5, out=tmp_path / "t")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda w: w[:-1], "one for each query"),
+            (lambda w: np.zeros(len(w)), "words"),
+            (lambda w: np.where(w == "val", "valid", w), "'valid' is not one of"),
+            (lambda w: np.where(w == "val", "", w), "no distinct query is in 'val'"),
+        ],
+    )
+    def test_mistakes(self, world, tmp_path, change, message):
+        keys, queries = world
+        with pytest.raises(VectorError, match=message):
+            amips.label(keys, queries, split=change(self.words(len(queries))), out=tmp_path / "t")
+        assert not (tmp_path / "t").exists()

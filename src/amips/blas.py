@@ -11,13 +11,16 @@ Every room takes faiss from here, for two reasons, both measured:
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np  # before threadpoolctl looks for numpy's OpenBLAS
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_info
+
+from amips.errors import AmipsError
 
 __all__ = ["faiss", "parallel", "threads"]
 
@@ -56,19 +59,44 @@ faiss: Any = _faiss  # its type stubs lag behind what it has
 faiss.cvar.distance_compute_blas_threshold = 20
 
 
+_pools = ThreadpoolController()  # numpy's and faiss's; once, because looking for them takes most of a ms
+_limit_lock = threading.Lock()
+_limits: list[int] = []  # of the calls under way
+_before: dict[str, int] = {}  # the threads of BLAS libraries that have one limit for the process, before them
+
+
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Limit numpy's BLAS and faiss together to `count` threads; None leaves them as they are."""
+    """Limit numpy's BLAS and faiss together to `count` threads; None leaves them as they are.
+
+    OpenMP's limit, and so faiss's, belongs to the calling thread, but numpy's BLAS has one for the whole
+    process. So of several calls at a time the last to end restores what was before the first: if each
+    restored what it had found, one could leave the limit of another behind for good.
+    """
     if count is None:
         yield
         return
-    before = faiss.omp_get_max_threads()
-    with threadpool_limits(count):
+    if count < 1:
+        raise AmipsError(f"threads={count}: expected at least 1")
+    with _limit_lock:
+        if not _limits:
+            shared = [pool for pool in _pools.info() if pool.get("threading_layer") == "pthreads"]
+            _before.update({pool["prefix"]: pool["num_threads"] for pool in shared})
+        _limits.append(count)
+        faiss_before = faiss.omp_get_max_threads()
+        limited = ExitStack()
+        limited.enter_context(_pools.limit(limits=count))
         faiss.omp_set_num_threads(count)
-        try:
-            yield
-        finally:
-            faiss.omp_set_num_threads(before)
+    try:
+        yield
+    finally:
+        with _limit_lock:
+            limited.close()
+            faiss.omp_set_num_threads(faiss_before)
+            _limits.remove(count)
+            _pools.limit(limits=dict.fromkeys(_before, min(_limits)) if _limits else _before)
+            with _pools.limit():  # on leaving, threadpoolctl lets other threads set limits again
+                pass
 
 
 def parallel(work: Callable[[Item], None], items: Iterable[Item], at_most: int) -> None:
@@ -78,11 +106,11 @@ def parallel(work: Callable[[Item], None], items: Iterable[Item], at_most: int) 
     then run on all cores (numpy releases the interpreter lock in both). `at_most` bounds the number of
     threads where each needs memory of its own.
     """
-    count = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    count = max((pool["num_threads"] for pool in _pools.info() if pool["user_api"] == "blas"), default=1)
     if count == 1:
         for item in items:
             work(item)
         return
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(count, at_most)) as pool:
+    with threads(1), ThreadPoolExecutor(min(count, at_most)) as pool:
         for _ in pool.map(work, items):
             pass

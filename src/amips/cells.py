@@ -154,10 +154,10 @@ def fingerprint_of(assignment: NDArray[np.integer[Any]]) -> str:
     return hashlib.sha256(np.ascontiguousarray(assignment, np.int32).tobytes()).hexdigest()
 
 
-def faiss_ivf_inside(index: Any) -> tuple[Any, list[Any], NDArray[np.int64] | None]:
+def faiss_ivf_inside(index: Any) -> tuple[Any, list[Any], Any]:
     """The IVF of a FAISS index, the linear transforms before it, and its map of ids, if it has one."""
     transforms: list[Any] = []
-    id_map: NDArray[np.int64] | None = None
+    id_map: Any = None
     while True:
         index = faiss.downcast_index(index)
         if isinstance(index, faiss.IndexIVF):
@@ -169,7 +169,7 @@ def faiss_ivf_inside(index: Any) -> tuple[Any, list[Any], NDArray[np.int64] | No
                     raise VectorError(f"the index applies a {type(transform).__name__}, which is not linear")
                 transforms.append(transform)
         elif isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
-            id_map = faiss.vector_to_array(index.id_map)
+            id_map = index.id_map
         else:
             raise VectorError(f"a {type(index).__name__} has no cells; an IndexIVF is needed")
         index = index.index

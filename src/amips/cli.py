@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,29 @@ def cli() -> None:
 @click.option("--noise", default=0.02, help="Standard deviation of the noise, relative to the norm.")
 @click.option("--val", default=1000, help="Distinct queries held out for choosing.")
 @click.option("--test", default=1000, help="Distinct queries held out for reporting.")
+@click.option("--split", type=_directory, help="Your own split: an .npy of train, val, test, one a query.")
 @click.option("-k", default=100, help="Top keys to store for each query.")
+@click.option("--no-cell-targets", is_flag=True, help="Top keys only: enough for linear routers.")
 @click.option("--seed", default=0)
 @click.option("--keep-zero", is_flag=True, help="Allow keys that are all zero.")
 @click.option("--memory", type=size, default="1G", help="Bound on the working set.")
-def label(out: Path, keys: str, queries: str, plain: bool, keep_zero: bool, **options: Any) -> None:
+def label(
+    out: Path,
+    keys: str,
+    queries: str,
+    plain: bool,
+    keep_zero: bool,
+    split: Path | None,
+    no_cell_targets: bool,
+    **options: Any,
+) -> None:
     """Make a task: split QUERIES, add noise, and find the exact top KEYS of every one.
 
     KEYS and QUERIES are vector files: .npy, .fvecs, .fbin, .hdf5, .parquet, ... An interrupted run
     continues when the same command is given again.
     """
     options |= {"spherical": not plain, "zero": "keep" if keep_zero else "error"}
+    options |= {"split": None if split is None else read_ids(split), "cell_targets": not no_cell_targets}
     task = amips.label(keys, queries, out=out, progress=True, **options)
     rows = [[split, f"{len(getattr(task, split)):,}"] for split in ("train", "val", "test")]
     click.echo(f"{task.path}: {task.n:,} keys, d = {task.d}, {task.c:,} cells")
@@ -134,14 +147,25 @@ def build(task: Path, run: Path | None, out: Path, storage: Any, ids: Path | Non
 @click.option("--recall", type=float, help="Scan as many cells as gave this recall on held-out queries.")
 @click.option("--threads", type=int, help="Limit on threads.")
 @click.option("--mmap", is_flag=True, help="Leave the keys on disk.")
+@click.option(
+    "--skip-bad", is_flag=True, help="No results for queries that are not finite, instead of an error."
+)
 @click.option("--out", type=_directory, help="An .npz with scores and ids; JSON lines to stdout without it.")
-def search(bundle: Path, queries: str, out: Path | None, mmap: bool, **options: Any) -> None:
+def search(bundle: Path, queries: str, out: Path | None, mmap: bool, skip_bad: bool, **options: Any) -> None:
     """Search BUNDLE for the best keys of every vector in QUERIES."""
     index = amips.load(bundle, mmap=mmap)
     found = amips.open_vectors(queries, "queries")
     if found.d != index.d:
         raise amips.VectorError(f"{found.name} has dimension {found.d}, {bundle} needs {index.d}")
-    parts = [index.search(block, **options) for _, block in found.blocks()]
+    if skip_bad:
+        options["on_bad"] = "skip"
+    else:
+        amips.vectors.inspect(found, zero="keep")  # names the row of the file, where a block knows its own
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        parts = [index.search(block, **options) for _, block in found.blocks()]
+    for text in dict.fromkeys(str(warning.message) for warning in said):
+        click.echo(f"warning: {text}", err=True)
     scores, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
     if out is not None:
         with out.open("wb") as f:
@@ -213,7 +237,10 @@ def read_ids(path: Path) -> Any:
             return np.load(path, allow_pickle=False)
         except (ValueError, EOFError) as problem:
             raise amips.AmipsError(f"{path} is not a readable .npy file: {problem}") from None
-    return path.read_text().splitlines()
+    try:
+        return path.read_text("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise amips.AmipsError(f"{path} is not UTF-8 text with one id a line") from None
 
 
 def points_table(points: list[amips.Point]) -> str:

@@ -5,10 +5,12 @@ file with its size and SHA-256, and is put in place by one rename, so that a cra
 either no manifest (unfinished, can be resumed) or a true one.
 """
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ def fsync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock on `path` against other processes and threads; a killed process lets go of its own."""
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -51,7 +61,7 @@ def read_json(path: Path, error: type[AmipsError]) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise error(f"{path} does not exist") from None
-    except (ValueError, OSError) as problem:
+    except (ValueError, OSError, RecursionError) as problem:
         raise error(f"{path} is damaged or not readable: {problem}") from None
     if not isinstance(value, dict):
         raise error(f"{path} is damaged: expected a JSON object")

@@ -117,6 +117,14 @@ class MapperRouter:
         return self.model.keys(x)[:, 0]
 
 
+def check_fits(model: Model, keys: str, cells: str) -> None:
+    """RunError unless the model was trained on these keys and, if it scores cells, on these cells."""
+    if model.about.get("keys", keys) != keys:
+        raise RunError("the model was trained on other keys")
+    if model.c > 1 and model.about.get("cells", cells) != cells:
+        raise RunError("the model was trained on other cells of these keys")
+
+
 def router_for(model: Model | None, centroids: Floats) -> Router:
     """The way to route with a model over cells with these centroids; without a model, by centroid."""
     if model is None:
@@ -135,12 +143,16 @@ def best_cells(scores: Floats, probes: int) -> NDArray[np.int64]:
     c = scores.shape[1]
     if probes >= c:
         return np.argsort(-scores, axis=1, kind="stable")
-    # argpartition may take any of several tied cells at the border, but no row is worse for it.
     chosen = np.sort(np.argpartition(scores, c - probes, axis=1)[:, c - probes :], axis=1)
+    # argpartition takes any of the cells that tie for the last place: such rows are sorted in full.
+    last = np.take_along_axis(scores, chosen, axis=1).min(axis=1)
+    tied = (scores >= last[:, None]).sum(axis=1) > probes
+    if tied.any():
+        chosen[tied] = np.sort(np.argsort(-scores[tied], axis=1, kind="stable")[:, :probes], axis=1)
     order = np.argsort(-np.take_along_axis(scores, chosen, axis=1), axis=1, kind="stable")
     return np.take_along_axis(chosen, order, axis=1)
 
 
 def limit_probes(cells: NDArray[np.int64], probes: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """Keep the first probes[i] cells of row i; the others become -1, which a scan skips."""
-    return np.where(np.arange(cells.shape[1]) < probes[:, None], cells, -1)
+    return np.ascontiguousarray(np.where(np.arange(cells.shape[1]) < probes[:, None], cells, -1))

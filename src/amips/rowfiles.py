@@ -21,13 +21,14 @@ Columns = dict[str, tuple[Any, tuple[int, ...]]]  # name -> type and shape of a 
 class RowFiles:
     """Several tables of m rows, written in order; `columns` gives the type and shape of each one's row.
 
-    With a directory, each table is `<name>.npy` there; the journal says how many rows are safely on
-    disk. Opening an unfinished directory with the same shapes continues after those rows; opening a
-    finished one has nothing left to do. Without a directory the tables are plain arrays.
+    With a directory, each table is `<name>.npy` there; the journal says how many rows are safely on disk.
+    Opening an unfinished directory with the same shapes, and the same `of` (what they are results of),
+    continues after those rows; opening a finished one has nothing left to do. Without a directory the
+    tables are plain arrays.
     """
 
-    def __init__(self, out: str | Path | None, m: int, columns: Columns) -> None:
-        self.m, self.columns = m, columns
+    def __init__(self, out: str | Path | None, m: int, columns: Columns, of: str = "") -> None:
+        self.m, self.columns, self.of = m, columns, of
         self.directory = Path(out) if out is not None else None
         self.done = 0
         self.arrays: dict[str, NDArray[Any]] = {}
@@ -57,12 +58,12 @@ class RowFiles:
         journal = self.directory / JOURNAL
         try:
             state = json.loads(journal.read_bytes())
-            rows, tables = int(state["rows"]), state["tables"]
+            rows, tables, of = int(state["rows"]), state["tables"], state["of"]
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return 0
-        if tables != self.shape:
+        if tables != self.shape or of != self.of:
             raise AmipsError(
-                f"{self.directory} holds an unfinished result of another shape; remove it or choose another"
+                f"{self.directory} holds a result of other inputs; remove it or choose another directory"
             )
         return rows if all(self._is_whole(name) for name in self.columns) else 0
 
@@ -93,7 +94,7 @@ class RowFiles:
             handle.flush()
             os.fsync(handle.fileno())
         self.done = self.written
-        write_json(self.directory / JOURNAL, {"rows": self.done, "tables": self.shape})
+        write_json(self.directory / JOURNAL, {"rows": self.done, "tables": self.shape, "of": self.of})
 
     def finish(self) -> dict[str, NDArray[Any]]:
         """The tables, whole; those on disk are memory-mapped read-only."""

@@ -156,6 +156,7 @@ def label(
     noisy_splits: tuple[str, ...] = ("train",),
     val: int = 1000,
     test: int = 1000,
+    split: Any = None,
     k: int = 100,
     cell_targets: bool = True,
     seed: int = 0,
@@ -176,6 +177,8 @@ def label(
         noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
             Noisy queries are scaled back to their norm.
         val, test: how many distinct queries to hold out for choosing and for reporting.
+        split: a split of your own instead, one of "train", "val", "test" or "" (unused) for each query. Of
+            equal queries the first counts.
         k: top keys stored for each query.
         cell_targets: find the top key of every cell too. Linear routers do not need it, and with many
             cells it takes most of the time and space.
@@ -200,7 +203,9 @@ def label(
         empty = int((cells.sizes == 0).argmax())
         raise VectorError(f"cell {empty} holds no keys, so it has no top key; label with cell_targets=False")
     exact.check_memory(memory, keys.d, min(k, keys.n), count)
-    key_facts, query_facts = inspect(keys, zero), inspect(queries)
+    given = None if split is None else _given_split(split, queries)
+    hint = ', or keep them with zero="keep" (--keep-zero)'
+    key_facts, query_facts = inspect(keys, zero, hint), inspect(queries)
     plan = {
         "keys": key_facts.fingerprint,
         "queries": query_facts.fingerprint,
@@ -212,29 +217,29 @@ def label(
         "noisy_splits": list(noisy_splits),
         "val": val,
         "test": test,
+        "split": None if given is None else hashlib.sha256(given.tobytes()).hexdigest(),
         "k": k,
         "cell_targets": cell_targets,
         "seed": seed,
         "memory": memory,  # it decides the block sizes, and so the last bits of the scores
     }
     distinct = np.flatnonzero(first_equal(queries) == np.arange(queries.n))
-    if len(distinct) < val + test + 1:
-        raise VectorError(
-            f"{queries.name}: {len(distinct)} distinct queries are too few to hold out "
-            f"{val} for val and {test} for test; lower val and test, or bring more queries"
-        )
+    held = (
+        _split_randomly(queries, distinct, val, test, seed)
+        if given is None
+        else {name: distinct[given[distinct] == name] for name in SPLITS}
+    )
+    if lacking := [name for name in SPLITS if len(held[name]) == 0]:
+        raise VectorError(f"split: no distinct query is in {lacking[0]!r}")
     if _already_there(out, plan):
         return Task(out)
     stored = _copy_keys(out, keys)
     parts = _cells_on_disk(out, stored, cells, spherical, runs, seed)
-
-    shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
-    held = {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
-    for number, split in enumerate(SPLITS):
-        folder = out / split
-        amount = copies if split in noisy_splits else 0
-        _write_queries(folder, queries, np.sort(held[split]), amount, noise, seed=[seed, 1 + number])
-        written = open_vectors(folder / "queries.npy", f"{split} queries")
+    for number, name in enumerate(SPLITS):
+        folder = out / name
+        amount = copies if name in noisy_splits else 0
+        _write_queries(folder, queries, np.sort(held[name]), amount, noise, seed=[seed, 1 + number])
+        written = open_vectors(folder / "queries.npy", f"{name} queries")
         exact.top_k(stored, written, k, memory=memory, out=folder / "top", progress=progress)
         if parts.count > 1 and cell_targets:
             exact.cell_maxima(
@@ -264,6 +269,29 @@ def label(
     for leftover in [*out.rglob(JOURNAL), out / PLAN]:
         leftover.unlink()
     return Task(out)
+
+
+def _split_randomly(
+    queries: Vectors, distinct: NDArray[np.int64], val: int, test: int, seed: int
+) -> dict[str, NDArray[np.int64]]:
+    if len(distinct) < val + test + 1:
+        raise VectorError(
+            f"{queries.name}: {len(distinct)} distinct queries are too few to hold out "
+            f"{val} for val and {test} for test; lower val and test, or bring more queries"
+        )
+    shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
+    return {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
+
+
+def _given_split(split: Any, queries: Vectors) -> NDArray[np.str_]:
+    given = np.asarray(split)
+    if given.shape != (queries.n,) or given.dtype.kind != "U":
+        raise VectorError(
+            f"split: expected {queries.n} words, one for each query, got {given.dtype} {given.shape}"
+        )
+    if unknown := set(np.unique(given).tolist()) - {*SPLITS, ""}:
+        raise VectorError(f"split: {sorted(unknown)[0]!r} is not one of train, val, test or nothing")
+    return given.astype("<U5")
 
 
 def _check_options(

@@ -9,6 +9,7 @@ inputs are the same. So doubles are scored once and expanded (`top_k`) or named 
 (`cell_maxima`); ties between different keys are ties of the computed scores.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from amips.errors import VectorError
 from amips.exact.reduce import TILE, Best, CellBest, Doubles, Ids, Tiles, lowest_double_in_cell
 from amips.progress import bar
 from amips.rowfiles import Columns, RowFiles
-from amips.vectors import Floats, Vectors, first_equal, open_vectors, row_norms
+from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
 
 MEMORY = 1 << 30
 QUERY_BLOCK = 1024  # rows of a tile, see reduce.TILE
@@ -64,7 +65,9 @@ def top_k(
         return (scores, ids) if doubles is None else doubles.expand(scores, unique[ids], k)
 
     order = None if doubles is None else unique
-    return _sweep("top keys", best, expanded, keys, order, queries, k, k * TOP_BYTES, memory, out, progress)
+    return _sweep(
+        "top keys", "", best, expanded, keys, order, queries, k, k * TOP_BYTES, memory, out, progress
+    )
 
 
 def cell_maxima(
@@ -100,12 +103,24 @@ def cell_maxima(
         return scores, np.where(ids < 0, -1, name[ids])
 
     return _sweep(
-        "cell maxima", best, renamed, keys, order, queries, c, c * CELL_BYTES, memory, out, progress
+        "cell maxima",
+        hashlib.sha256(order.tobytes() + bounds.tobytes()).hexdigest(),
+        best,
+        renamed,
+        keys,
+        order,
+        queries,
+        c,
+        c * CELL_BYTES,
+        memory,
+        out,
+        progress,
     )
 
 
 def _sweep(
     what: str,
+    digest: str,
     begin: Callable[[Floats], Best | CellBest],
     complete: Callable[[Floats, Ids], tuple[Floats, Ids]],
     keys: Vectors,
@@ -120,7 +135,12 @@ def _sweep(
     """Feed all keys (in `order`) to a reducer for each block of queries, shard by shard."""
     plan = _plan(keys, queries, memory, bytes_per_query, copies_keys=order is not None)
     tables: Columns = {"scores": (np.float32, (width,)), "ids": (np.int32, (width,))}
-    with RowFiles(out, queries.n, tables) as files:
+    of = ""
+    if out is not None:
+        of = " ".join(
+            [what, str(plan), *(inspect(v, zero="keep").fingerprint for v in (keys, queries)), digest]
+        )
+    with RowFiles(out, queries.n, tables, of) as files:
         with bar(queries.n, what, " queries", progress, files.done) as shown:
             for start in range(files.done, queries.n, plan.shard):
                 x = queries.rows(start, start + plan.shard)

@@ -27,6 +27,32 @@ class Engine(Protocol):
         """Keys in each cell, [c]."""
         ...
 
+    @property
+    def centroids(self) -> Floats:
+        """One vector for each cell, [c, d]."""
+        ...
+
+    @property
+    def assignment(self) -> NDArray[np.int32]:
+        """The cell of each key, [n]."""
+        ...
+
+    @property
+    def storage(self) -> str:
+        """How keys are kept."""
+        ...
+
+    @property
+    def refine(self) -> int:
+        """Candidates looked at for each result asked for."""
+        ...
+
+    def score_again(
+        self, x: Floats, candidates: NDArray[np.int64], k: int
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
+        ...
+
     def scan(self, x: Floats, cells: NDArray[np.int64], k: int) -> tuple[Floats, NDArray[np.int64]]:
         """The k best keys by <x, y> within cells [m, p] (-1 skips): scores [m, k] and ids [m, k].
 

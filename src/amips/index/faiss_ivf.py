@@ -25,6 +25,7 @@ Storage = Literal["flat", "sq8", "pq"]
 Ids = NDArray[np.int64]
 
 INDEX, KEYS = "index.faiss", "keys.npy"
+TYPES = {"flat": "IndexIVFFlat", "sq8": "IndexIVFScalarQuantizer", "pq": "IndexIVFPQ"}
 # From how many queries a cell on, on average, the matrix product beats FAISS's scan.
 MEETINGS_FOR_PRODUCT = 4.0
 PRODUCT_BLOCK = 1024
@@ -70,7 +71,11 @@ class FaissIVF:
             cells = np.ascontiguousarray(assignment[start : start + len(block)], np.int64)
             pointers = [faiss.swig_ptr(a) for a in (block, ids, cells)]
             index.add_core(len(block), *pointers)
-        return cls(index, storage, None if storage == "flat" else keys.load())
+        if storage == "flat":
+            return cls(index, storage)
+        # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
+        addressable = keys.array is not None and keys.array.dtype == np.float32
+        return cls(index, storage, keys.array if addressable else keys.load())
 
     @property
     def n(self) -> int:
@@ -110,7 +115,7 @@ class FaissIVF:
             # A small index reads its codes from cache, and a large batch shares them.
             if cells.size >= MEETINGS_FOR_PRODUCT * len(self.sizes) and len(x) > 1:
                 return self._scan_by_product(x, cells, k)
-            return self._scan_by_faiss(x, cells, k)
+            return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
         candidates = self._scan_by_faiss(x, cells, min(k * self.refine, max(1, self.n)))[1]
         return self.score_again(x, candidates, k)
 
@@ -128,17 +133,28 @@ class FaissIVF:
 
     def _scan_by_faiss(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         m, p = cells.shape
-        cells = np.ascontiguousarray(cells, np.int64)
+        x, cells = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(cells, np.int64)
         base = np.zeros((m, p), np.float32)
         if self.storage == "pq":  # residual codes: FAISS adds <x, y - centroid> to this
-            skipped = cells < 0
-            base = np.matmul(self.centroids[np.where(skipped, 0, cells)], x[:, :, None])[:, :, 0]
+            step = max(1, REFINE_BYTES // (4 * self.d * p))
+            for low in range(0, m, step):
+                rows = self.centroids[np.maximum(cells[low : low + step], 0)]
+                base[low : low + step] = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
         scores, ids = np.empty((m, k), np.float32), np.empty((m, k), np.int64)
         # The number of probes goes with the call: setting index.nprobe would race with other threads.
-        arguments = [faiss.swig_ptr(a) for a in (cells, np.ascontiguousarray(base), scores, ids)]
+        arguments = [faiss.swig_ptr(a) for a in (cells, base, scores, ids)]
         parameters = faiss.SearchParametersIVF(nprobe=p)
         self.index.search_preassigned_c(m, faiss.swig_ptr(x), k, *arguments, False, parameters)
         scores[ids < 0] = -np.inf
+        return scores, ids
+
+    def _settle_ties(self, x: Floats, cells: Ids, scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
+        """From FAISS's k + 1 results the k best, ties to the lower id; FAISS leaves their order open."""
+        k = ids.shape[1] - 1
+        tied = (scores[:, k - 1] == scores[:, k]) & (ids[:, k] >= 0)  # more keys than these may tie
+        scores, ids = _best_first(scores, ids, k)
+        if tied.any():
+            scores[tied], ids[tied] = self._scan_by_product(x[tied], cells[tied], k)
         return scores, ids
 
     def _scan_by_product(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
@@ -161,8 +177,9 @@ class FaissIVF:
                 if cell < 0 or self.sizes[cell] == 0:
                     continue
                 keys, ids = self._rows_of(int(cell)), self._ids_of(int(cell))
-                for first in range(low, high, PRODUCT_BLOCK):
-                    rows = rows_by_cell[first : min(first + PRODUCT_BLOCK, high)]
+                step = max(1, min(PRODUCT_BLOCK, REFINE_BYTES // (4 * len(ids))))
+                for first in range(low, high, step):
+                    rows = rows_by_cell[first : min(first + step, high)]
                     best.take(rows, x[rows] @ keys.T, ids)
             best.compact()
         return best.finish()
@@ -179,10 +196,7 @@ class FaissIVF:
             scores[low : low + step, : ids.shape[1]] = np.where(ids < 0, -np.inf, true)
         padded = np.full((len(x), width), -1, np.int64)
         padded[:, : candidates.shape[1]] = candidates
-        by_id = np.argsort(padded, axis=1, kind="stable")
-        scores, padded = np.take_along_axis(scores, by_id, 1), np.take_along_axis(padded, by_id, 1)
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(scores, order, 1), np.take_along_axis(padded, order, 1)
+        return _best_first(scores, padded, k)
 
     def _keys_at(self, ids: Ids) -> Floats:
         """Float32 keys by id, [..., d]."""
@@ -222,7 +236,7 @@ class FaissIVF:
 
     def save(self, directory: Path) -> list[str]:
         """Write the FAISS file, and the keys where candidates are scored with them."""
-        faiss.write_index(self.index, str(directory / INDEX))
+        faiss.write_index(_in_memory(self.index), str(directory / INDEX))
         if self.keys is None:
             return [INDEX]
         np.save(directory / KEYS, self.keys)
@@ -230,7 +244,7 @@ class FaissIVF:
 
     @classmethod
     def load(cls, directory: Path, storage: Storage, mmap: bool) -> "FaissIVF":
-        """Read what `save` wrote; with `mmap`, the keys stay on disk until they are scanned."""
+        """Read what `save` wrote; `mmap` leaves the lists on disk, where the keys for refining always stay."""
         path = directory / INDEX
         flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY if mmap else 0
         try:
@@ -238,10 +252,35 @@ class FaissIVF:
         except RuntimeError as problem:
             reason = str(problem).strip().splitlines()[-1]
             raise BundleError(f"{path} is not a readable FAISS index: {reason}") from None
-        if not isinstance(index, faiss.IndexIVF):
-            raise BundleError(f"{path} holds a {type(index).__name__}, expected an inverted file")
-        keys = np.load(directory / KEYS, mmap_mode="r" if mmap else None) if storage != "flat" else None
-        return cls(index, storage, keys)
+        expected = TYPES.get(storage)
+        if type(index).__name__ != expected:
+            raise BundleError(f"{path} holds a {type(index).__name__}, expected {expected or storage!r}")
+        if storage == "flat":
+            return cls(index, storage)
+        return cls(index, storage, read_array(directory / KEYS, (index.ntotal, index.d), "f", mmap=True))
+
+
+def _in_memory(index: Any) -> Any:
+    """The index itself, or a copy in memory of one that is mapped: FAISS would write its file's name."""
+    if isinstance(faiss.downcast_InvertedLists(index.invlists), faiss.ArrayInvertedLists):
+        return index
+    copy = faiss.deserialize_index(faiss.serialize_index(index), faiss.IO_FLAG_SKIP_IVF_DATA)
+    lists = faiss.ArrayInvertedLists(index.nlist, index.code_size)
+    index.invlists.copy_subset_to(lists, faiss.InvertedLists.SUBSET_TYPE_ID_RANGE, 0, index.ntotal)
+    copy.replace_invlists(lists, True)
+    lists.this.disown()
+    return copy
+
+
+def read_array(path: Path, shape: tuple[int, ...], kinds: str, mmap: bool = False) -> NDArray[Any]:
+    """An .npy of a bundle, which must have this shape and one of these kinds of type."""
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except Exception as problem:  # a damaged header makes numpy raise nearly anything
+        raise BundleError(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
+    if array.shape != shape or array.dtype.kind not in kinds:
+        raise BundleError(f"{path} holds {array.dtype} {list(array.shape)}, expected shape {list(shape)}")
+    return array
 
 
 class _Running:
@@ -291,6 +330,14 @@ class _Running:
         out_scores[rows, place] = scores
         out_ids[rows, place] = ids
         return out_scores, out_ids
+
+
+def _best_first(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
+    """The k best of each row in order; ties go to the lower id."""
+    by_id = np.argsort(ids, axis=1, kind="stable")
+    scores, ids = np.take_along_axis(scores, by_id, 1), np.take_along_axis(ids, by_id, 1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
 
 
 def _train(index: Any, keys: Vectors, storage: Storage) -> None:

@@ -41,6 +41,7 @@ from amips.task import Task
 CONFIG, LOG = "config.json", "log.jsonl"
 FORMAT = 1
 DEFAULT_MINUTES = 3.0
+SAVE_SECONDS = 600.0  # a long run loses no more than this to a crash
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
@@ -135,6 +136,7 @@ class Run:
             self.network = Network(self.architecture, seed).to(device)
             self.batches = Batches(task, recipe, *place)
         self.batch = recipe.batch * group.world
+        self.saved_at = time.monotonic()
         parameters = dict(self.network.named_parameters())
         self.state = State(
             parameters,
@@ -232,6 +234,8 @@ class Run:
                     self._log(metrics)
                     self._save()
                     at.seconds += time.perf_counter() - started
+                elif time.monotonic() - self.saved_at > SAVE_SECONDS:
+                    self._save()
                 if done < 1 and self.group.agree(float(bool(interrupted))):
                     self._save()
                     raise TrainingInterrupted(
@@ -247,18 +251,18 @@ class Run:
 
     def step(self, done: float) -> dict[str, float]:
         """One update: loss, gradients, Adam, projection, averages."""
-        at, recipe = self.state.progress, self.recipe
+        at = self.state.progress
         parameters = list(self.state.parameters.values())
         for p in parameters:
             p.grad = None
         batch = self.batches(at.step)
-        loss, parts = total_loss(self.network, batch, recipe)
+        loss, parts = total_loss(self.network, batch, self.recipe)
         loss.backward()  # type: ignore[no-untyped-call]
         losses = torch.stack([loss, *parts.values()]).detach()
         grads = [p.grad for p in parameters if p.grad is not None]
         self.group.average([*grads, losses])
         values: dict[str, float] = dict(zip(("loss", *parts), losses.tolist(), strict=True))
-        norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
         if not (math.isfinite(values["loss"]) and math.isfinite(float(norm))):
             saved = (self.out / CHECKPOINT).exists()
             kept = f"the last good checkpoint is kept in {self.out}" if saved else "nothing was saved"
@@ -268,17 +272,17 @@ class Run:
             )
         at.step += 1
         at.samples += self.batch
-        self._adam(parameters, grads, recipe.rate_at(done, self.batch))
-        self.network.project()
-        with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self.state.averages.values()), parameters, 1 - recipe.decay_at(at.step, self.batch)
-            )
+        self.update(parameters, grads, done)
         return values
 
     @torch.no_grad()
-    def _adam(self, parameters: list[Any], grads: list[Any], rate: float) -> None:
-        """Adam with bias correction, on all parameters at once."""
+    def update(self, parameters: list[Any], grads: list[Any], done: float) -> None:
+        """Adam with bias correction, projection, averages: each on all parameters at once.
+
+        Adam's kernel is called directly because its moments are part of the checkpoint as plain tensors;
+        torch.optim keeps a state of its own, which is made for pickle.
+        """
+        rate = self.recipe.rate_at(done, self.batch)
         torch._fused_adam_(
             parameters,
             grads,
@@ -294,6 +298,9 @@ class Run:
             amsgrad=False,
             maximize=False,
         )
+        self.network.project()
+        decay = self.recipe.decay_at(self.state.progress.step, self.batch)
+        torch._foreach_lerp_(list(self.state.averages.values()), parameters, 1 - decay)
 
     def _export(self, metrics: dict[str, float]) -> Model:
         about = {
@@ -324,6 +331,7 @@ class Run:
                 f.write(json.dumps(line) + "\n")
 
     def _save(self) -> None:
+        self.saved_at = time.monotonic()
         if self.group.first and self.state.finite():
             self.state.save(self.out)
 

@@ -37,6 +37,8 @@ class Recipe:
                 f"batch={self.batch}, sampled_cells={self.sampled_cells}, route_top={self.route_top}: "
                 "each must be at least 1"
             )
+        if not self.temperature > 0:
+            raise RunError(f"temperature={self.temperature}: must be positive")
         if not (self.rate > 0 and 0 <= self.warmup < 1 and 0 <= self.decay < 1 and self.clip > 0):
             raise RunError(
                 f"rate={self.rate}, warmup={self.warmup}, decay={self.decay}, clip={self.clip}: "

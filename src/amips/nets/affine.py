@@ -38,6 +38,11 @@ class AffineArchitecture:
         """The winning pieces are known once the scores are."""
         return self.score_flops
 
+    @property
+    def floats(self) -> int:
+        """The score of every piece."""
+        return self.c * self.pieces
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         return dict(vars(self))
@@ -47,8 +52,11 @@ class AffineArchitecture:
         """The inverse of `to_json`; raises RunError on anything else."""
         try:
             made = cls(**values)
-            if made.kind != "linear" or min(made.d, made.c, made.pieces) < 1:
-                raise ValueError("dimensions must be positive")
+            sizes = (made.d, made.c, made.pieces)
+            if not all(type(size) is int and size >= 1 for size in sizes):
+                raise ValueError(f"d, c, pieces = {sizes}: each is a whole number of at least 1")
+            if made.kind != "linear" or type(made.bias) is not bool:
+                raise ValueError(f"kind={made.kind!r}, bias={made.bias!r}: expected 'linear', true or false")
         except (TypeError, ValueError) as problem:
             raise RunError(f"not a description of an architecture: {problem}") from None
         return made
@@ -97,7 +105,7 @@ class AffineNet(Model):
         rows = cells * a.pieces + np.take_along_axis(winners, cells, axis=1)
         found: Floats = self.weights["W"][rows]
         if a.bias:
-            norms = np.sqrt(np.einsum("md,md->m", x, x))[:, None]
+            norms = _norms(x)
             u = x / np.where(norms > 0, norms, np.float32(1))
             found = found + self.weights["b"][rows][:, :, None] * u[:, None, :]
         return found
@@ -109,5 +117,11 @@ class AffineNet(Model):
             raise VectorError(f"queries of shape {list(x.shape)}; this model was trained for [m, {a.d}]")
         scores = x @ self.weights["W"].T
         if a.bias:
-            scores += self.weights["b"] * np.sqrt(np.einsum("md,md->m", x, x))[:, None]
+            scores += self.weights["b"] * _norms(x)
         return scores.reshape(len(x), a.c, a.pieces)
+
+
+def _norms(x: Floats) -> Floats:
+    """||x|| as a column; in float64, because the squares of a long x overflow float32 before x does."""
+    norms: Floats = np.sqrt(np.einsum("md,md->m", x, x, dtype=np.float64)).astype(np.float32)
+    return norms[:, None]

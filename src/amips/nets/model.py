@@ -49,6 +49,11 @@ class AnyArchitecture(Protocol):
         """FLOPs for the predicted keys of so many cells (all when None) of one query."""
         ...
 
+    @property
+    def floats(self) -> int:
+        """About how many numbers are held at once for one query."""
+        ...
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         ...

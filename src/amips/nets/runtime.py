@@ -6,6 +6,7 @@ for the head. Non-negativity is a matter of training; here weights are what they
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 
 from amips.errors import VectorError
 from amips.nets.model import Floats, Model
+from amips.nets.single import SingleQuery
 from amips.nets.spec import Architecture
+
+SINGLE_UP_TO = 1 << 22  # parameters: larger networks spend their time in the matrix products anyway
 
 
 def weight_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
@@ -44,6 +48,8 @@ class Net(Model):
 
     def scores(self, x: Floats) -> Floats:
         """[m, d] -> [m, c]: f(x)_j for SupportNet, <F(x)_j, x> for KeyNet."""
+        if len(x) == 1 and (one := self._score_one(x)) is not None:
+            return one
         u, norms = self._inputs(x)
         out = self._forward(u, None)
         if self.architecture.kind == "support":
@@ -53,6 +59,10 @@ class Net(Model):
 
     def keys(self, x: Floats, cells: NDArray[np.integer[Any]] | None = None) -> Floats:
         """[m, d] -> [m, c, d]: the predicted top key of every cell, or [m, p, d] for chosen cells [m, p]."""
+        if len(x) == 1 and self.architecture.kind == "key" and cells is None:
+            one = self._forward_one(x)
+            if one is not None:
+                return one[0].reshape(1, self.c, self.d)
         u, norms = self._inputs(x)
         slopes: list[Floats] = []
         out = self._forward(u, slopes)
@@ -70,6 +80,41 @@ class Net(Model):
         jacobian += radial[:, :, None] * u[:, None, :]
         jacobian[norms[:, 0] == 0] = 0
         return jacobian
+
+    @cached_property
+    def _single(self) -> SingleQuery | None:
+        """The faster way for one query: it keeps a copy of the weights, so only where calls are what costs.
+
+        alpha = 1 (no activation at all) has none.
+        """
+        small = self.architecture.parameters <= SINGLE_UP_TO
+        return SingleQuery(self.architecture, self.weights) if small and self.architecture.alpha < 1 else None
+
+    def _score_one(self, x: Floats) -> Floats | None:
+        """The scores of one query, [1, c]; None where only the way for many queries is exact enough."""
+        one = self._forward_one(x)
+        if one is None:
+            return None
+        out, norm = one
+        if self.architecture.kind == "support":
+            if self._wrapped:
+                out *= norm
+            return out[None]
+        scores: Floats = out.reshape(self.c, self.d).dot(x[0])
+        return scores[None]
+
+    def _forward_one(self, x: Floats) -> tuple[Floats, float] | None:
+        """The outputs of the last layer, [outputs], and ||x||; None if its square is not a sound float32."""
+        if self._single is None or x.shape != (1, self.d):
+            return None
+        norm = math.sqrt(np.vdot(x, x))
+        if not 1e-15 < norm < math.inf:
+            return None
+        u = np.empty(self.d + 1, np.float32)
+        u[-1] = 1
+        scaled = self.architecture.kind == "key" or self._wrapped
+        np.multiply(x[0], 1 / norm if scaled else 1.0, u[:-1])
+        return self._single(u), norm
 
     @property
     def _wrapped(self) -> bool:

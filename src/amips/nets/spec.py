@@ -93,6 +93,11 @@ class Architecture:
         reverse = (1 + len(self.injected)) * self.d * h + (L - 1) * h * h
         return self.score_flops + 2 * reverse * (self.c if cells is None else cells)
 
+    @property
+    def floats(self) -> int:
+        """About how many numbers a forward pass holds at once for one query: the output and the layers."""
+        return self.outputs + (self.depth + 4) * self.width
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         values = asdict(self)

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.errors import AmipsError, RunError
+from amips.cells import fingerprint_of
+from amips.errors import AmipsError
 from amips.index import FaissIVF, Storage
 from amips.nets import Model, load_model
-from amips.search.bundle import save
+from amips.route import check_fits, router_for
+from amips.search.bundle import check_place, save
 from amips.search.points import Point, ladder, recalls
 from amips.search.searcher import Searcher
 from amips.task import Split, Task
@@ -35,13 +37,16 @@ def build(
     """
     task = task if isinstance(task, Task) else Task(task)
     model = load_model(model) if isinstance(model, (str, Path)) else model
-    if model is not None and model.about.get("keys", task.fingerprint) != task.fingerprint:
-        raise RunError("the model was trained on other keys than the task holds")
+    router_for(model, task.cells.centroids)  # refuses a model of another shape before there is an index
+    if model is not None:
+        check_fits(model, task.fingerprint, fingerprint_of(task.cells.assignment))
+    if out is not None:
+        check_place(out)  # before the work, not after it
     labels = None if ids is None else check_labels(ids, task.n)
     keys = open_vectors(task.path / "keys.npy")
     engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage)
-    bare = Searcher(engine, model, [], None, task.fingerprint)
-    made = Searcher(engine, model, measure(bare, task.val), labels, task.fingerprint)
+    points = measure(Searcher(engine, model), task.val)
+    made = Searcher(engine, model, points, labels, task.fingerprint)
     if out is not None:
         save(made, out)
     return made
@@ -49,6 +54,7 @@ def build(
 
 def measure(searcher: Searcher, split: Split, probes: list[int] | None = None) -> list[Point]:
     """Recall and cost on a split for a ladder of probes, each with a real search."""
+    searcher = Searcher(searcher.engine, searcher.model)  # the split knows keys by number, not by label
     x, true = np.asarray(split.queries), np.asarray(split.top_ids)
     points = []
     for count in probes or ladder(searcher.c):
@@ -70,6 +76,8 @@ def check_labels(ids: Any, n: int) -> NDArray[Any]:
     """External ids as int64 or strings, one for each key, no two the same."""
     labels = np.asarray(ids)
     if labels.dtype.kind in "iu":
+        if labels.max(initial=0) > np.iinfo(np.int64).max:
+            raise AmipsError(f"ids: {labels.max()} does not fit in int64")
         labels = labels.astype(np.int64)
     elif labels.dtype.kind in "UO" and all(isinstance(label, str) for label in labels.ravel().tolist()):
         labels = labels.astype(np.str_)
@@ -79,4 +87,7 @@ def check_labels(ids: Any, n: int) -> NDArray[Any]:
         raise AmipsError(f"ids of shape {list(labels.shape)}: expected one for each of the {n} keys")
     if len(np.unique(labels)) < n:
         raise AmipsError("ids: two keys have the same id")
+    nothing = -1 if labels.dtype.kind == "i" else ""
+    if (labels == nothing).any():
+        raise AmipsError(f"ids: {nothing!r} means that there is no result, so no key can have it")
     return labels

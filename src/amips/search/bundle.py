@@ -3,13 +3,16 @@
     bundle/
       manifest.json            what is here: versions, sizes, SHA-256, fingerprint, operating points
       data-<id>/
-        index.faiss, cells.npy [, keys.npy] [, labels.npy] [, model.json, model.safetensors]
+        index.faiss [, keys.npy] [, labels.npy] [, model.json, model.safetensors]
 
 A new version is written into a data directory of its own, and then the manifest is replaced by one
 rename. Before that moment the old bundle is whole, after it the new one is; what is left over of the
 other is removed.
 """
 
+import hashlib
+import json
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -18,27 +21,45 @@ from typing import Any
 import numpy as np
 
 from amips import version
-from amips.errors import BundleError
-from amips.files import read_manifest, write_manifest
+from amips.errors import BundleError, RunError
+from amips.files import fsync_directory, locked, read_json, read_manifest, write_manifest
 from amips.index import FaissIVF
+from amips.index.faiss_ivf import INDEX, KEYS, read_array
 from amips.nets import load_model
 from amips.nets.model import DESCRIPTION, WEIGHTS
+from amips.route import check_fits
 from amips.search.points import Point
 from amips.search.searcher import Searcher
 from amips.vectors import inspect, open_vectors
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-LABELS = "labels.npy"
+LABELS, LOCK = "labels.npy", ".lock"
+OWN = re.compile(
+    rf"data-[0-9a-f]{{12}}|\.{re.escape(MANIFEST)}\.\d+\.tmp|\.lock"
+)  # what a save may leave behind
 
 
 def save(searcher: Searcher, out: str | Path) -> None:
     """Write a bundle, or replace one."""
     out = Path(out)
-    if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or _foreign(out)):
-        raise BundleError(f"{out} exists and is not a bundle; choose another directory")
+    check_place(out)
     out.mkdir(parents=True, exist_ok=True)
-    data = out / f"data-{uuid.uuid4().hex[:12]}"
+    with locked(out / LOCK):  # two saves at a time would clear away each other's data
+        data = out / f"data-{uuid.uuid4().hex[:12]}"
+        try:
+            _write(searcher, out, data)
+        except BaseException:
+            # The last step can fail after its rename: what the manifest names stays.
+            if not (out / MANIFEST).exists() or data.name not in (out / MANIFEST).read_text():
+                shutil.rmtree(data, ignore_errors=True)
+            raise
+        for left in out.iterdir():
+            if left != data and OWN.fullmatch(left.name) and left.name != LOCK:
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _write(searcher: Searcher, out: Path, data: Path) -> None:
     data.mkdir()
     files = searcher.engine.save(data)
     if searcher.labels is not None:
@@ -59,15 +80,28 @@ def save(searcher: Searcher, out: str | Path) -> None:
         "data": data.name,
         "points": [point.to_json() for point in searcher.points],
     }
+    fsync_directory(data)  # its names must be on disk before the manifest that relies on them
+    fields["sha256"] = _digest(fields)
     write_manifest(out, MANIFEST, fields, [f"{data.name}/{file}" for file in files])
-    for left in out.glob("data-*"):
-        if left != data:
-            shutil.rmtree(left, ignore_errors=True)
 
 
-def _foreign(out: Path) -> bool:
-    """Whether a directory holds anything that an interrupted `save` would not have left."""
-    return any(not child.name.startswith(("data-", f".{MANIFEST}")) for child in out.iterdir())
+def check_place(out: str | Path) -> None:
+    """BundleError unless a bundle can be written here without harm to anything else."""
+    out = Path(out)
+    if not out.exists():
+        return
+    if out.is_dir() and (out / MANIFEST).exists():
+        if read_json(out / MANIFEST, BundleError).get("kind") == "bundle":
+            return
+    elif out.is_dir() and all(OWN.fullmatch(child.name) for child in out.iterdir()):
+        return  # empty, or what an interrupted save has left
+    raise BundleError(f"{out} exists and is not a bundle; choose another directory")
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    """SHA-256 of the manifest's own fields; those of the files are checked against the files."""
+    own = {name: value for name, value in fields.items() if name not in ("files", "sha256")}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def load(path: str | Path, *, keys: Any = None, mmap: bool = False, verify: bool = True) -> Searcher:
@@ -80,20 +114,44 @@ def load(path: str | Path, *, keys: Any = None, mmap: bool = False, verify: bool
         verify: check the SHA-256 of every file before it is read. Sizes are always checked.
     """
     path = Path(path)
+    before = _stamp(path)
+    try:
+        return _read(path, keys, mmap, verify)
+    except BundleError:
+        if _stamp(path) == before:
+            raise
+        return _read(path, keys, mmap, verify)  # it was replaced while it was being read
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a bundle is replaced."""
+    try:
+        found = (path / MANIFEST).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _read(path: Path, keys: Any, mmap: bool, verify: bool) -> Searcher:
     manifest = read_manifest(path, MANIFEST, "bundle", FORMAT, BundleError, verify)
+    if manifest.get("sha256") != _digest(manifest):
+        raise BundleError(f"{path / MANIFEST} does not have the SHA-256 that it states: it has changed")
     try:
         data = path / str(manifest["data"])
-        listed = {file.split("/", 1)[1] for file in manifest["files"]}
+        listed = {Path(file).name for file in manifest["files"] if Path(file).parent == Path(data.name)}
         points = [Point(**point) for point in manifest["points"]]
         n, d, c, storage = (manifest[name] for name in ("n", "d", "c", "storage"))
         fingerprint = str(manifest["keys"])
-    except (KeyError, TypeError, IndexError) as problem:
+    except (KeyError, TypeError) as problem:
         raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
+    for needed in [INDEX] if storage == "flat" else [INDEX, KEYS]:
+        if needed not in listed:  # and so not verified
+            raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
     engine = FaissIVF.load(data, storage, mmap)
-    found = (engine.n, engine.d, int(engine.index.nlist))
+    found = (engine.n, engine.d, len(engine.sizes))
     if found != (n, d, c):
         raise BundleError(
-            f"{data / 'index.faiss'} holds {found[0]} keys of dimension {found[1]} in {found[2]} cells, "
+            f"{data / INDEX} holds {found[0]} keys of dimension {found[1]} in {found[2]} cells, "
             f"expected {n} of dimension {d} in {c}"
         )
     model = load_model(data, BundleError) if WEIGHTS in listed else None
@@ -101,9 +159,13 @@ def load(path: str | Path, *, keys: Any = None, mmap: bool = False, verify: bool
         raise BundleError(
             f"{data / DESCRIPTION}: a model for d = {model.d}, c = {model.c}; expected {d}, {c}"
         )
-    if model is not None and model.about.get("keys", fingerprint) != fingerprint:
-        raise BundleError(f"{data / DESCRIPTION}: the model was trained on other keys than the index holds")
     if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != fingerprint:
         raise BundleError(f"{path} holds other keys than those given")
-    labels = np.load(data / LABELS, allow_pickle=False) if LABELS in listed else None
-    return Searcher(engine, model, points, labels, fingerprint, path)
+    labels = read_array(data / LABELS, (n,), "iU") if LABELS in listed else None
+    made = Searcher(engine, model, points, labels, fingerprint)
+    if model is not None:
+        try:
+            check_fits(model, fingerprint, made.cells_fingerprint)
+        except RunError as problem:
+            raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
+    return made

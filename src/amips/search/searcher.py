@@ -2,24 +2,24 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from amips.blas import threads as limit_threads
-from amips.errors import AmipsError, VectorError
-from amips.index import FaissIVF
+from amips.cells import fingerprint_of
+from amips.errors import AmipsError
+from amips.index import Engine
 from amips.nets import Model
-from amips.route import CentroidRouter, MapperRouter, Router, best_cells, limit_probes, router_for
+from amips.route import CentroidRouter, MapperRouter, Router, best_cells, check_fits, limit_probes, router_for
+from amips.search import inputs
+from amips.search.inputs import checked_k, checked_probes, checked_queries
 from amips.search.points import Point, probes_for
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
-Probes = "int | NDArray[np.integer[Any]]"
 
-BATCH_BYTES = 1 << 28  # working memory of one block of queries
 DROP_IN_CANDIDATES = 4  # candidates scored again with x, for each result asked for
 
 
@@ -38,12 +38,11 @@ class Searcher:
     `model` None routes by centroid. `labels` [n] gives the ids to return instead of 0..n-1.
     """
 
-    engine: FaissIVF
+    engine: Engine
     model: Model | None
     points: list[Point] = field(default_factory=list)
     labels: NDArray[Any] | None = None
     fingerprint: str = ""
-    path: Path | None = None
 
     @cached_property
     def router(self) -> Router:
@@ -99,11 +98,12 @@ class Searcher:
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
             threads: limit numpy and FAISS to so many.
         """
-        x, bad = self._checked(x, on_bad)
-        if k < 1:
-            raise VectorError(f"k is {k}; it must be at least 1")
+        x, bad = checked_queries(x, self.d, on_bad)
+        k = checked_k(k)
         if route not in ("cells", "drop-in"):
             raise AmipsError(f"route={route!r}: expected 'cells' or 'drop-in'")
+        if route == "drop-in" and recall is not None:
+            raise AmipsError('recall was measured with route="cells"; with "drop-in" give probes')
         counts = self._probes(probes, recall, k, len(x))
         scores = np.empty((len(x), k), np.float32)
         ids = np.empty((len(x), k), np.int64)
@@ -118,11 +118,15 @@ class Searcher:
         scores[bad], ids[bad] = -np.inf, -1
         return scores, self._labelled(ids)
 
-    def route(self, x: Any, probes: int, *, threads: int | None = None) -> Ids:
-        """The cells that would be scanned, best first: int64 [m, min(probes, c)]."""
-        x, _ = self._checked(x, "error")
+    def route(self, x: Any, probes: "int | NDArray[np.integer[Any]]", *, threads: int | None = None) -> Ids:
+        """The cells that would be scanned, best first: int64 [m, min(probes, c)].
+
+        With a number of probes for each query, rows end in -1 after theirs.
+        """
+        x, _ = checked_queries(x, self.d)
         counts = self._probes(probes, None, 1, len(x))
-        out = np.empty((len(x), min(max(probes, 1), self.c)), np.int64)
+        width = min(int(np.max(probes, initial=1)), self.c)
+        out = np.empty((len(x), width), np.int64)
         step = self._batch(counts, 1)
         with limit_threads(threads):
             for low in range(0, len(x), step):
@@ -131,7 +135,7 @@ class Searcher:
 
     def cost(self, x: Any, probes: "int | NDArray[np.integer[Any]]", k: int = 10) -> Cost:
         """FLOPs (routing and scan) and keys scanned for each query, without scanning."""
-        x, _ = self._checked(x, "error")
+        x, _ = checked_queries(x, self.d)
         counts = self._probes(probes, None, 1, len(x))
         scanned = np.empty(len(x), np.int64)
         sizes = np.append(self.engine.sizes, 0)  # cell -1 holds nothing
@@ -143,7 +147,14 @@ class Searcher:
 
     def with_model(self, model: Model | None) -> "Searcher":
         """The same index routed by another model, or by centroid (None); without operating points."""
+        if model is not None:
+            check_fits(model, self.fingerprint, self.cells_fingerprint)
         return Searcher(self.engine, model, [], self.labels, self.fingerprint)
+
+    @cached_property
+    def cells_fingerprint(self) -> str:
+        """Which key is in which cell: a router must have been trained on just that."""
+        return fingerprint_of(self.engine.assignment)
 
     def _route(self, x: Floats, counts: Ids) -> Ids:
         most = int(counts.max(initial=1))
@@ -163,43 +174,20 @@ class Searcher:
         candidates = self.engine.scan(mapped, cells, k * DROP_IN_CANDIDATES)[1]
         return self.engine.score_again(x, candidates, k)
 
-    def _checked(self, x: Any, on_bad: str) -> tuple[Floats, NDArray[np.bool_]]:
-        """Queries as contiguous float32 [m, d], bad rows zeroed, and which rows are bad."""
-        array = np.asarray(x)
-        if array.ndim == 1 and array.shape == (self.d,):
-            array = array[None]
-        if array.ndim != 2 or array.shape[1] != self.d or array.dtype.kind not in "fiu":
-            raise VectorError(
-                f"queries of type {array.dtype} and shape {list(array.shape)}; "
-                f"this index needs numbers [m, {self.d}]"
-            )
-        with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, which is found below
-            array = np.ascontiguousarray(array, np.float32)
-        bad = ~np.isfinite(array).all(axis=1)
-        if bad.any():
-            if on_bad != "skip":
-                row = int(np.flatnonzero(bad)[0])
-                raise VectorError(f'query {row} is not finite; repair it, or pass on_bad="skip"')
-            array = np.where(bad[:, None], np.float32(0), array)
-        return array, bad
-
     def _probes(self, probes: Any, recall: float | None, k: int, m: int) -> Ids:
         """How many cells each query may probe, [m]."""
         if probes is not None and recall is not None:
             raise AmipsError("give probes or recall, not both")
         if recall is not None:
             probes = probes_for(self.points, recall, k)
-        counts = np.asarray(8 if probes is None else probes)
-        if counts.dtype.kind not in "iu" or counts.shape not in ((), (m,)):
-            raise AmipsError(f"probes must be a whole number, or {m} of them, one for each query")
-        if counts.size and counts.min() < 1:
-            raise AmipsError(f"probes is {counts.min()}; it must be at least 1")
-        return np.broadcast_to(np.minimum(counts, self.c).astype(np.int64), (m,))
+        return checked_probes(8 if probes is None else probes, m, self.c)
 
     def _batch(self, counts: Ids, k: int) -> int:
         """Queries whose scores, cells and results fit in the working memory together."""
         each = 4 * self.d + 16 * self.c + 24 * int(counts.max(initial=1)) + 64 * k * self.engine.refine
-        return max(1, BATCH_BYTES // each)
+        if self.model is not None:  # a KeyNet's keys of all cells are far larger than its scores
+            each += 4 * self.model.architecture.floats
+        return max(1, inputs.BATCH_BYTES // each)
 
     def _labelled(self, ids: Ids) -> NDArray[Any]:
         if self.labels is None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.cells import cells_of_faiss, faiss_ivf_inside, fingerprint_of
-from amips.errors import AmipsError, VectorError
+from amips.errors import AmipsError
 from amips.nets import Model, load_model
-from amips.route import best_cells
+from amips.route import best_cells, limit_probes
+from amips.search import inputs
+from amips.search.inputs import checked_k, checked_probes, checked_queries
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
@@ -25,9 +27,10 @@ class Wrapped:
     index: Any
     ivf: Any
     transforms: list[Any]
-    id_map: Ids | None
+    id_map: Any  # FAISS's own vector, so that keys added later have their ids
     model: Model
     centroids: Floats
+    ntotal: int  # when it was wrapped: a router knows the cells of that moment
 
     @property
     def d(self) -> int:
@@ -35,27 +38,45 @@ class Wrapped:
         return int(self.index.d)
 
     def search(
-        self, x: Any, k: int = 10, probes: int | None = None, *, threads: int | None = None
+        self,
+        x: Any,
+        k: int = 10,
+        probes: "int | NDArray[np.integer[Any]] | None" = None,
+        *,
+        on_bad: Literal["error", "skip"] = "error",
+        threads: int | None = None,
     ) -> tuple[Floats, Ids]:
-        """As `faiss.Index.search`, in cells chosen by the model; `probes` defaults to the index's nprobe."""
-        x = np.ascontiguousarray(np.atleast_2d(np.asarray(x)), np.float32)
-        if x.shape[1] != self.d:
-            raise VectorError(f"queries of shape {list(x.shape)}; this index needs [m, {self.d}]")
-        if not np.isfinite(x).all():
-            raise VectorError(f"query {int((~np.isfinite(x).all(axis=1)).argmax())} is not finite")
-        p = min(int(probes or self.ivf.nprobe), self.ivf.nlist)
-        if k < 1 or p < 1:
-            raise AmipsError(f"k={k}, probes={p}: both must be at least 1")
+        """As `faiss.Index.search`, in cells chosen by the model.
+
+        `probes` is a number, or one for each query; by default the index's nprobe. `on_bad="skip"` gives
+        queries that are not finite no results instead of an error.
+        """
+        x, bad = checked_queries(x, self.d, on_bad)
+        k = checked_k(k)
+        counts = checked_probes(self.ivf.nprobe if probes is None else probes, len(x), self.ivf.nlist)
+        if self.model.c > 1 and self.ivf.ntotal != self.ntotal:
+            raise AmipsError("the index has changed since it was wrapped; wrap it again")
+        most = int(counts.max(initial=1))
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
+        parameters = faiss.SearchParametersIVF(nprobe=most)
+        each = 8 * most * self.ivf.d + 24 * self.ivf.nlist + 8 * self.d + 4 * self.model.architecture.floats
+        step = max(1, inputs.BATCH_BYTES // each)
         with limit_threads(threads):
-            inner = self._transformed(x)
-            cells = self._cells(x, inner, p)
-            base = self._coarse(inner, cells)
-            arguments = [faiss.swig_ptr(a) for a in (cells, base, scores, ids)]
-            parameters = faiss.SearchParametersIVF(nprobe=p)
-            self.ivf.search_preassigned_c(len(x), faiss.swig_ptr(inner), k, *arguments, False, parameters)
+            for low in range(0, len(x), step):
+                block = x[low : low + step]
+                inner = self._transformed(block)
+                cells = limit_probes(self._cells(block, most), counts[low : low + step])
+                base = self._coarse(inner, cells)
+                out = (scores[low : low + step], ids[low : low + step])
+                arguments = [faiss.swig_ptr(a) for a in (cells, base, *out)]
+                self.ivf.search_preassigned_c(
+                    len(block), faiss.swig_ptr(inner), k, *arguments, False, parameters
+                )
         if self.id_map is not None:
-            ids = np.where(ids < 0, -1, self.id_map[np.maximum(ids, 0)])
+            names = faiss.vector_to_array(self.id_map)
+            ids = np.where(ids < 0, -1, names[np.maximum(ids, 0)])
+        worst = -np.inf if self.ivf.metric_type == faiss.METRIC_INNER_PRODUCT else np.inf
+        scores[bad], ids[bad] = worst, -1
         return scores, ids
 
     def _transformed(self, x: Floats) -> Floats:
@@ -63,9 +84,9 @@ class Wrapped:
             x = transform.apply(x)
         return x
 
-    def _cells(self, x: Floats, inner: Floats, p: int) -> Ids:
+    def _cells(self, x: Floats, p: int) -> Ids:
         if self.model.c > 1:
-            return np.ascontiguousarray(best_cells(self.model.scores(x), p))
+            return best_cells(self.model.scores(x), p)
         mapped = self._transformed(np.ascontiguousarray(self.model.keys(x)[:, 0]))
         cells: Ids = self.ivf.quantizer.search(mapped, p)[1]
         return cells
@@ -99,6 +120,8 @@ def wrap(index: Any, model: Model | str | Path) -> Wrapped:
             ) from None
     model = load_model(model) if isinstance(model, (str, Path)) else model
     ivf, transforms, id_map = faiss_ivf_inside(index)
+    if not index.is_trained:
+        raise AmipsError("the index is not trained: it has no cells yet")
     if model.d != index.d:
         raise AmipsError(f"the model is for dimension {model.d}, the index for {index.d}")
     if model.c > 1:
@@ -110,4 +133,4 @@ def wrap(index: Any, model: Model | str | Path) -> Wrapped:
                 "label with cells=index and train again"
             )
     centroids = ivf.quantizer.reconstruct_n(0, ivf.nlist)
-    return Wrapped(index, ivf, transforms, id_map, model, centroids)
+    return Wrapped(index, ivf, transforms, id_map, model, centroids, ivf.ntotal)

@@ -30,7 +30,7 @@ class Facts:
         return abs(self.min_norm - 1) < UNIT_TOLERANCE and abs(self.max_norm - 1) < UNIT_TOLERANCE
 
 
-def inspect(vectors: Vectors, zero: str = "error") -> Facts:
+def inspect(vectors: Vectors, zero: str = "error", hint: str = "") -> Facts:
     """Check every value and fingerprint the content, in one pass.
 
     Raises VectorError naming the first row that is not finite, or (unless `zero="keep"`) that is all
@@ -56,8 +56,7 @@ def inspect(vectors: Vectors, zero: str = "error") -> Facts:
         if empty.size and zero == "error":
             raise VectorError(
                 f"{vectors.name}: row {start + int(empty[0])} is all zero (or too small for float32), every "
-                f"inner product with it is 0; "
-                f'remove such rows, or keep them with zero="keep" (--keep-zero)'
+                f"inner product with it is 0; remove such rows{hint}"
             )
         zeros += int(empty.size)
         low, high = min(low, float(norms.min())), max(high, float(norms.max()))

@@ -1,0 +1,56 @@
+"""Checking what a search is given, the same for every object that searches."""
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.errors import AmipsError, VectorError
+from amips.vectors import Floats
+
+Ids = NDArray[np.int64]
+
+BATCH_BYTES = 1 << 28  # working memory of one block of queries
+
+
+def checked_queries(x: Any, d: int, on_bad: str = "error") -> tuple[Floats, NDArray[np.bool_]]:
+    """Queries as contiguous float32 [m, d], bad rows zeroed, and which rows are bad."""
+    if on_bad not in ("error", "skip"):
+        raise AmipsError(f"on_bad={on_bad!r}: expected 'error' or 'skip'")
+    try:
+        array = np.asarray(x)
+    except ValueError:  # rows of different lengths
+        raise VectorError(f"queries are not a table; this index needs numbers [m, {d}]") from None
+    if array.ndim == 1 and array.shape == (d,):
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != d or array.dtype.kind not in "fiu":
+        raise VectorError(
+            f"queries of type {array.dtype} and shape {list(array.shape)}; this index needs numbers [m, {d}]"
+        )
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, which is found below
+        array = np.ascontiguousarray(array, np.float32)
+    bad = ~np.isfinite(array).all(axis=1)
+    if bad.any():
+        if on_bad != "skip":
+            row = int(np.flatnonzero(bad)[0])
+            raise VectorError(f'query {row} is not finite; repair it, or pass on_bad="skip"')
+        array = np.where(bad[:, None], np.float32(0), array)
+    return array, bad
+
+
+def checked_k(k: Any) -> int:
+    """k as a Python integer: FAISS takes no numpy ones."""
+    if not hasattr(k, "__index__") or k < 1:
+        raise VectorError(f"k is {k}; it must be a whole number, at least 1")
+    return operator.index(k)
+
+
+def checked_probes(probes: Any, m: int, c: int) -> Ids:
+    """How many of c cells each of m queries may probe, [m]."""
+    counts = np.asarray(probes)
+    if counts.dtype.kind not in "iu" or counts.shape not in ((), (m,)):
+        raise AmipsError(f"probes must be a whole number, or {m} of them, one for each query")
+    if counts.size and counts.min() < 1:
+        raise AmipsError(f"probes is {counts.min()}; it must be at least 1")
+    return np.broadcast_to(np.minimum(counts, c).astype(np.int64), (m,))

@@ -1,0 +1,472 @@
+"""Routers against plain formulas, the linear router's mathematics, files and training."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import amips
+from amips import RunError, VectorError
+from amips.learn.affine import AffineNetwork
+from amips.learn.batches import CellBatches
+from amips.learn.losses import CellBatch, route_loss, total_loss
+from amips.learn.recipe import Recipe
+from amips.metrics import routing_accuracy
+from amips.nets import AffineArchitecture, AffineNet, load_model
+from amips.route import CellRouter, CentroidRouter, MapperRouter, best_cells, limit_probes, router_for
+from conftest import make_world
+from reference import architecture, base, numeric_jacobian, queries, random_net, scores
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+D, C = 6, 5
+
+
+def one_line(caught):
+    return "\n" not in str(caught.value) and str(caught.value) != ""
+
+
+def random_affine(d=D, c=C, pieces=1, bias=False, seed=0):
+    rng = np.random.default_rng(seed)
+    weights = {"W": rng.standard_normal((c * pieces, d)).astype(np.float32)}
+    if bias:
+        weights["b"] = rng.standard_normal(c * pieces).astype(np.float32)
+    return AffineNet(AffineArchitecture(d, c, pieces, bias), weights, {})
+
+
+def plain_affine(net, x):
+    """max_p <w_jp, x> + b_jp ||x||, in float64 and with loops."""
+    a, W = net.architecture, net.weights["W"].astype(np.float64)
+    b = net.weights["b"].astype(np.float64) if a.bias else np.zeros(len(W))
+    x = np.asarray(x, np.float64)
+    out = np.empty((len(x), a.c))
+    for i, row in enumerate(x):
+        for j in range(a.c):
+            pieces = range(j * a.pieces, (j + 1) * a.pieces)
+            out[i, j] = max(W[p] @ row + b[p] * np.linalg.norm(row) for p in pieces)
+    return out
+
+
+@pytest.fixture(scope="module")
+def centroids():
+    return np.random.default_rng(8).standard_normal((C, D)).astype(np.float32)
+
+
+@pytest.fixture(params=[(1, False), (1, True), (3, False), (3, True)], ids=lambda p: f"{p[0]}-{p[1]}")
+def affine(request):
+    pieces, bias = request.param
+    return random_affine(pieces=pieces, bias=bias, seed=pieces)
+
+
+X = queries(30, D)
+
+
+class TestRouters:
+    def test_centroid(self, centroids):
+        router = router_for(None, centroids)
+        assert isinstance(router, CentroidRouter)
+        want = np.array([[c @ x for c in centroids.astype(np.float64)] for x in X])
+        np.testing.assert_allclose(router.scores(X), want, rtol=1e-5, atol=1e-5)
+        assert (router.c, router.name, router.flops) == (C, "centroid", 2 * C * D)
+
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_linear(self, centroids, bias):
+        net = random_affine(bias=bias)
+        router = router_for(net, centroids)
+        assert isinstance(router, CellRouter)
+        np.testing.assert_allclose(router.scores(X), plain_affine(net, X), rtol=1e-5, atol=1e-5)
+        # As cheap as scoring centroids.
+        assert (router.c, router.name, router.flops) == (C, "linear", 2 * C * D)
+
+    def test_supportnet(self, centroids):
+        net = random_net(architecture(c=C))
+        router = router_for(net, centroids)
+        assert isinstance(router, CellRouter)
+        want = scores(net.architecture, net.weights, X)
+        np.testing.assert_allclose(router.scores(X), want, rtol=1e-4, atol=1e-5)
+        h = 7
+        assert router.flops == 2 * (D * h + 2 * (D * h + h * h) + h * C)
+        assert (router.c, router.name) == (C, "support")
+
+    def test_keynet_scores_its_keys_with_the_query(self, centroids):
+        net = random_net(architecture("key", c=C))
+        router = router_for(net, centroids)
+        assert isinstance(router, CellRouter)
+        units = X / np.linalg.norm(X, axis=1, keepdims=True)
+        keys = base(net.architecture, net.weights, units).reshape(len(X), C, D)
+        want = (keys * X[:, None, :]).sum(axis=2)
+        np.testing.assert_allclose(router.scores(X), want, rtol=1e-4, atol=1e-5)
+        h = 7
+        assert router.flops == 2 * (D * h + 2 * (D * h + h * h) + h * C * D + C * D)
+        assert (router.c, router.name) == (C, "key")
+
+    def test_keynet_as_a_mapper(self, centroids):
+        net = random_net(architecture("key", c=1))
+        router = router_for(net, centroids)
+        assert isinstance(router, MapperRouter)
+        units = X / np.linalg.norm(X, axis=1, keepdims=True)
+        mapped = base(net.architecture, net.weights, units)
+        np.testing.assert_allclose(router.map(X), mapped, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(router.scores(X), mapped @ centroids.T, rtol=1e-4, atol=1e-5)
+        h = 7
+        assert router.flops == 2 * (D * h + 2 * (D * h + h * h) + h * D) + 2 * C * D
+        assert (router.c, router.name) == (C, "key mapper")
+
+    def test_supportnet_as_a_mapper(self, centroids):
+        net = random_net(architecture(c=1))
+        router = router_for(net, centroids)
+        assert isinstance(router, MapperRouter)
+        gradient = numeric_jacobian(lambda x: scores(net.architecture, net.weights, x), X)[:, 0]
+        np.testing.assert_allclose(router.map(X), gradient, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(router.scores(X), gradient @ centroids.T, rtol=1e-3, atol=1e-3)
+        h = 7
+        forward, reverse = D * h + 2 * (D * h + h * h) + h, D * h + 2 * (D * h + h * h)
+        assert router.flops == 2 * (forward + reverse) + 2 * C * D
+        assert (router.c, router.name) == (C, "support mapper")
+
+    @pytest.mark.parametrize("kind", ["centroid", "linear", "support", "key", "mapper"])
+    def test_one_query_alone_is_the_same(self, centroids, kind):
+        model = {
+            "centroid": lambda: None,
+            "linear": lambda: random_affine(bias=True),
+            "mapper": lambda: random_net(architecture("key", c=1)),
+        }.get(kind, lambda: random_net(architecture(kind, c=C)))()
+        router = router_for(model, centroids)
+        alone = np.concatenate([router.scores(X[i : i + 1]) for i in range(len(X))])
+        np.testing.assert_allclose(alone, router.scores(X), rtol=1e-4, atol=1e-5)
+        assert router.scores(X[:0]).shape == (0, C)
+
+    def test_wrong_dimension(self, centroids):
+        with pytest.raises(RunError, match=f"dimension 4.*dimension {D}") as caught:
+            router_for(random_affine(d=4), centroids)
+        assert one_line(caught)
+        with pytest.raises(RunError, match="dimension 4"):
+            router_for(random_net(architecture("key", d=4, c=1)), centroids)
+
+    def test_wrong_number_of_cells(self, centroids):
+        for net in (random_affine(c=3), random_net(architecture(c=3)), random_net(architecture("key", c=3))):
+            with pytest.raises(RunError, match=f"scores 3 cells, but there are {C}") as caught:
+                router_for(net, centroids)
+            assert one_line(caught)
+
+
+class TestBestCells:
+    @pytest.mark.parametrize("probes", [1, 2, 7, 19, 20, 50])
+    def test_is_a_stable_sort(self, probes):
+        values = np.random.default_rng(0).standard_normal((50, 20)).astype(np.float32)
+        got = best_cells(values, probes)
+        assert got.dtype == np.int64
+        np.testing.assert_array_equal(got, np.argsort(-values, axis=1, kind="stable")[:, :probes])
+
+    @pytest.mark.parametrize("probes", [1, 3, 10, 20, 99])
+    @pytest.mark.parametrize("levels", [1, 2, 5])
+    def test_ties_go_to_the_lower_cell(self, probes, levels):
+        # Few levels: nearly every row has a tie for the last place.
+        values = np.random.default_rng(1).integers(0, levels, (200, 20)).astype(np.float32)
+        got = best_cells(values, probes)
+        np.testing.assert_array_equal(got, np.argsort(-values, axis=1, kind="stable")[:, :probes])
+
+    def test_more_probes_begin_with_the_same_cells(self):
+        values = np.zeros((1, 40), np.float32)
+        for probes in range(1, 41):
+            np.testing.assert_array_equal(best_cells(values, probes), [range(probes)])
+
+    def test_no_queries(self):
+        assert best_cells(np.empty((0, 9), np.float32), 3).shape == (0, 3)
+
+    def test_limit_probes(self):
+        cells = np.array([[3, 1, 2], [0, 2, 1], [2, 0, 3]])
+        got = limit_probes(cells, np.array([1, 3, 2]))
+        np.testing.assert_array_equal(got, [[3, -1, -1], [0, 2, 1], [2, 0, -1]])
+        np.testing.assert_array_equal(limit_probes(cells, np.array([9, 9, 9])), cells)
+        assert limit_probes(cells[:0], np.empty(0, np.int64)).shape == (0, 3)
+
+
+class TestAffine:
+    def test_scores(self, affine):
+        got = affine.scores(X)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, plain_affine(affine, X), rtol=1e-5, atol=1e-5)
+
+    def test_pieces_matter(self):
+        net = random_affine(pieces=3)
+        first = AffineNet(AffineArchitecture(D, C), {"W": np.ascontiguousarray(net.weights["W"][::3])}, {})
+        assert (net.scores(X) >= first.scores(X)).all()
+        assert (net.scores(X) > first.scores(X) + 1e-3).any()
+
+    def test_convex(self):
+        # With biases only where they are not negative: b ||x|| is concave for b < 0.
+        net = random_affine(pieces=3, bias=True)
+        net = replace(net, weights={**net.weights, "b": np.abs(net.weights["b"])})
+        y, share = queries(30, D, seed=4), np.random.default_rng(0).random((30, 1)).astype(np.float32)
+        between = net.scores(share * X + (1 - share) * y)
+        assert (between <= share * net.scores(X) + (1 - share) * net.scores(y) + 1e-4).all()
+
+    @pytest.mark.parametrize("factor", [0.0, 1e-3, 7.0, 1e6])
+    def test_homogeneous(self, affine, factor):
+        factor = np.float32(factor)
+        np.testing.assert_allclose(
+            affine.scores(factor * X), factor * affine.scores(X), rtol=1e-4, atol=1e-5 * factor
+        )
+
+    def test_a_long_query_does_not_overflow(self):
+        net = random_affine(bias=True)
+        long = X * np.float32(1e25)
+        np.testing.assert_allclose(net.scores(long), net.scores(X) * np.float32(1e25), rtol=1e-3)
+        np.testing.assert_allclose(net.keys(long), net.keys(X), rtol=1e-3, atol=1e-4)
+
+    def test_keys_are_the_gradient(self, affine):
+        numeric = numeric_jacobian(lambda x: plain_affine(affine, x), X)
+        assert affine.keys(X).shape == (len(X), C, D)
+        np.testing.assert_allclose(affine.keys(X), numeric, rtol=1e-4, atol=1e-4)
+
+    def test_euler(self, affine):
+        np.testing.assert_allclose(
+            np.einsum("mcd,md->mc", affine.keys(X), X), affine.scores(X), rtol=1e-4, atol=1e-5
+        )
+
+    def test_chosen_cells(self, affine):
+        cells = np.random.default_rng(0).integers(0, C, (len(X), 2))
+        got = affine.keys(X, cells)
+        np.testing.assert_array_equal(got, affine.keys(X)[np.arange(len(X))[:, None], cells])
+
+    def test_zero(self, affine):
+        zero = np.zeros((1, D), np.float32)
+        np.testing.assert_array_equal(affine.scores(zero), np.zeros((1, C)))
+        assert np.isfinite(affine.keys(zero)).all()
+
+    def test_counts(self):
+        a = AffineArchitecture(D, C, 3, bias=True)
+        assert (
+            a.parameters
+            == C * 3 * (D + 1)
+            == sum(w.size for w in random_affine(pieces=3, bias=True).weights.values())
+        )
+        assert AffineArchitecture(D, C).parameters == C * D
+        assert a.score_flops == a.key_flops() == 2 * C * 3 * D
+
+    @pytest.mark.parametrize("shape", [(D,), (3, D + 1), (2, 3, D)])
+    def test_wrong_queries(self, affine, shape):
+        with pytest.raises(VectorError, match="trained for") as caught:
+            affine.scores(np.zeros(shape, np.float32))
+        assert one_line(caught)
+
+    def test_torch_is_the_same(self, affine):
+        a = affine.architecture
+        module = AffineNetwork(a, np.zeros((C, D), np.float32))
+        with torch.no_grad():
+            for name, p in module.named_parameters():
+                p.copy_(torch.from_numpy(affine.weights[name]))
+        np.testing.assert_allclose(
+            module(torch.from_numpy(X)).detach(), affine.scores(X), rtol=1e-4, atol=1e-5
+        )
+        np.testing.assert_array_equal(module.export({}).scores(X), affine.scores(X))
+
+    def test_training_starts_at_the_centroids(self, centroids):
+        module = AffineNetwork(AffineArchitecture(D, C, 1, bias=True), centroids)
+        np.testing.assert_allclose(module.export({}).scores(X), X @ centroids.T, rtol=1e-5, atol=1e-5)
+        several = AffineNetwork(AffineArchitecture(D, C, 4), centroids).export({})
+        pieces = several.weights["W"].reshape(C, 4, D)
+        assert np.abs(pieces - centroids[:, None]).max() < 0.15
+        assert (pieces[:, 0] != pieces[:, 1]).all()
+
+
+class TestFiles:
+    def test_json(self):
+        a = AffineArchitecture(D, C, 3, bias=True)
+        assert AffineArchitecture.from_json(json.loads(json.dumps(a.to_json()))) == a
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"d": 0},
+            {"c": -1},
+            {"pieces": 0},
+            {"kind": "support"},
+            {"d": "6"},
+            {"d": None},
+            {"d": 6.5},
+            {"d": True},
+            {"bias": "no"},
+            {"bias": 7},
+            {"surplus": 1},
+        ],
+        ids=str,
+    )
+    def test_bad_json(self, change):
+        with pytest.raises(RunError, match="architecture") as caught:
+            AffineArchitecture.from_json({**AffineArchitecture(D, C).to_json(), **change})
+        assert one_line(caught)
+
+    def test_missing_field(self):
+        with pytest.raises(RunError):
+            AffineArchitecture.from_json({"kind": "linear", "d": D})
+
+    def test_save_and_load(self, affine, tmp_path):
+        known = replace(affine, about={"keys": "abc", "val": {"routing@1": 0.5}})
+        known.save(tmp_path / "model")
+        again = load_model(tmp_path / "model")
+        assert isinstance(again, AffineNet)
+        assert again.architecture == affine.architecture
+        assert again.about == known.about
+        assert again.weights.keys() == affine.weights.keys()
+        np.testing.assert_array_equal(again.scores(X), affine.scores(X))
+
+    @pytest.mark.parametrize(
+        "weights",
+        [
+            {},
+            {"W": np.zeros((C, D + 1), np.float32), "b": np.zeros(C, np.float32)},
+            {"W": np.zeros((C, D), np.float64), "b": np.zeros(C, np.float32)},
+            {"W": np.zeros((C, D), np.float32)},
+            {"W": np.zeros((C, D), np.float32), "b": np.zeros((C, 1), np.float32)},
+        ],
+        ids=["none", "shape", "type", "no-bias", "bias-shape"],
+    )
+    def test_wrong_weights(self, weights, tmp_path):
+        random_affine(bias=True).save(tmp_path)
+        save_file(weights, tmp_path / "model.safetensors")
+        with pytest.raises(RunError, match=r"weight [Wb]: expected float32") as caught:
+            load_model(tmp_path)
+        assert one_line(caught)
+
+    @pytest.mark.parametrize("content", [b"", b"\xff" * 64, None], ids=["empty", "noise", "cut"])
+    def test_damaged_weights(self, content, tmp_path):
+        random_affine().save(tmp_path)
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-5] if content is None else content)
+        with pytest.raises(RunError, match=r"model\.safetensors cannot be read") as caught:
+            load_model(tmp_path)
+        assert one_line(caught)
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"about": {}}', '{"architecture": {"kind": "linear"}}'])
+    def test_damaged_description(self, text, tmp_path):
+        random_affine().save(tmp_path)
+        (tmp_path / "model.json").write_text(text)
+        with pytest.raises(RunError) as caught:
+            load_model(tmp_path)
+        assert one_line(caught)
+
+
+class TestLoss:
+    def test_is_cross_entropy(self):
+        rng = np.random.default_rng(0)
+        values, cells = rng.standard_normal((7, C)).astype(np.float32), rng.integers(0, C, (7, 3))
+        want = 0.0
+        for row, chosen in zip(values.astype(np.float64) / 0.3, cells, strict=True):
+            chances = np.exp(row) / np.exp(row).sum()
+            want -= np.mean([np.log(chances[j]) for j in chosen]) / 7
+        got = route_loss(torch.from_numpy(values), torch.from_numpy(cells), 0.3)
+        assert float(got) == pytest.approx(want, rel=1e-5)
+
+    def test_total_loss_uses_the_temperature(self, centroids):
+        module = AffineNetwork(AffineArchitecture(D, C), centroids)
+        cells = torch.arange(len(X))[:, None] % C
+        loss, parts = total_loss(module, CellBatch(torch.from_numpy(X), cells), Recipe(temperature=0.7))
+        values = (X @ centroids.T).astype(np.float64) / 0.7
+        own = values[np.arange(len(X)), np.arange(len(X)) % C]
+        assert loss.item() == pytest.approx((np.log(np.exp(values).sum(axis=1)) - own).mean(), rel=1e-5)
+        assert parts == {"route": loss}
+
+    @pytest.mark.parametrize("top", [1, 4])
+    def test_batches_hold_the_cells_of_the_top_keys(self, task, top):
+        batches = CellBatches(task, Recipe(batch=32, route_top=top), 3, 0, 1, CPU)
+        batch = batches(0)
+        true = np.argsort(-(batch.x.numpy() @ task.keys.T), axis=1, kind="stable")[:, :top]
+        np.testing.assert_array_equal(batch.cells, task.cells.assignment[true])
+
+    @pytest.mark.parametrize(
+        "value", [{"route_top": 0}, {"temperature": 0.0}, {"temperature": np.nan}], ids=str
+    )
+    def test_bad_recipe(self, value):
+        with pytest.raises(RunError, match=next(iter(value))):
+            Recipe(**value)
+
+
+def train(task, out, network, samples=640, batch=32, evaluations=1, **options):
+    return amips.train(
+        task, network, out=out, samples=samples, batch=batch, evaluations=evaluations, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def untargeted(world, tmp_path_factory):
+    """A task without targets for each cell."""
+    out = tmp_path_factory.mktemp("untargeted") / "task"
+    return amips.label(*world, cells=8, val=100, test=100, k=10, cell_targets=False, out=out)
+
+
+class TestTraining:
+    RECIPE = Recipe(rate=3e-3, decay=0.97)
+
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_beats_centroids(self, tmp_path, bias):
+        keys, asked = make_world(1000, 6000, 16, seed=1)
+        task = amips.label(
+            keys, asked, cells=12, val=500, test=1000, k=10, cell_targets=False, out=tmp_path / "task"
+        )
+        model = train(task, tmp_path / "run", amips.Linear(bias=bias), 60_000, 128, recipe=self.RECIPE)
+        assert set(model.weights) == ({"W", "b"} if bias else {"W"})
+        cell = task.cells.assignment[task.test.top_ids[:, 0]]
+        x = np.asarray(task.test.queries)
+        centroid = routing_accuracy(x @ task.cells.centroids.T, cell)
+        learned = routing_accuracy(model.scores(x), cell)
+        assert learned["routing@1"] > centroid["routing@1"] + 0.05
+        assert learned["routing@2"] > centroid["routing@2"]
+        assert amips.evaluate(model, task, task.test) == learned
+
+    def test_more_top_keys(self, tmp_path):
+        # With more of the top keys to find, the few best cells hold more of them.
+        keys, asked = make_world(1000, 6000, 16, seed=1)
+        task = amips.label(keys, asked, cells=12, val=500, test=1000, k=10, out=tmp_path / "task")
+        cells = task.cells.assignment[np.asarray(task.test.top_ids)]
+        x = np.asarray(task.test.queries)
+
+        def found(top):
+            recipe = replace(self.RECIPE, route_top=top)
+            model = train(task, tmp_path / f"run{top}", amips.Linear(), 60_000, 128, recipe=recipe)
+            probed = best_cells(model.scores(x), 2)
+            return (cells[:, :, None] == probed[:, None, :]).any(axis=2).mean()
+
+        assert found(10) > found(1)
+
+    def test_the_log_has_the_loss(self, task, tmp_path):
+        recipe = Recipe(rate=1e-9, temperature=0.2)
+        train(task, tmp_path / "run", amips.Linear(), samples=1000, batch=1000, recipe=recipe)
+        line = json.loads((tmp_path / "run" / "log.jsonl").read_text())
+        # One step, over every training row, at the centroids.
+        x, top = np.asarray(task.train.queries), np.asarray(task.train.top_ids[:, 0])
+        assert len(x) == 1000
+        values = (x @ task.cells.centroids.T).astype(np.float64) / 0.2
+        own = np.take_along_axis(values, task.cells.assignment[top][:, None], axis=1)[:, 0]
+        want = (np.log(np.exp(values).sum(axis=1)) - own).mean()
+        assert line["train"]["route"] == line["train"]["loss"] == pytest.approx(want, rel=1e-4)
+        assert set(line["val"]) == {"routing@1", "routing@2", "routing@4"}
+
+    def test_the_run_is_a_model_of_these_keys(self, task, tmp_path):
+        model = train(task, tmp_path / "run", amips.Linear())
+        again = load_model(tmp_path / "run")
+        np.testing.assert_array_equal(again.scores(task.val.queries), model.scores(task.val.queries))
+        assert again.about["keys"] == task.fingerprint
+        assert (again.c, again.d) == (task.c, task.d)
+
+    def test_without_targets_for_each_cell(self, untargeted, task, tmp_path):
+        assert not untargeted.has_cell_targets
+        model = train(untargeted, tmp_path / "one", amips.Linear())
+        whole = train(task, tmp_path / "two", amips.Linear())
+        np.testing.assert_array_equal(model.weights["W"], whole.weights["W"])
+
+    @pytest.mark.parametrize("network", [amips.SupportNet(width=8, depth=2), amips.KeyNet(width=8, depth=2)])
+    def test_networks_need_targets_for_each_cell(self, untargeted, network, tmp_path):
+        with pytest.raises(RunError, match="label without cell_targets=False") as caught:
+            train(untargeted, tmp_path / "run", network)
+        assert one_line(caught)
+        assert not (tmp_path / "run").exists()
+
+    def test_needs_cells(self, task1, tmp_path):
+        with pytest.raises(RunError, match="cells=2 or more") as caught:
+            train(task1, tmp_path / "run", amips.Linear())
+        assert one_line(caught)
