@@ -42,7 +42,8 @@ def measure(
     """One row for each system and number of probes; times are taken in turns."""
     x, true = np.asarray(split.queries), np.asarray(split.top_ids)
     few, many = x[:200], x[:1024]
-    ladder = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    cells = next(iter(systems.values())).c
+    ladder = [p for p in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if p <= cells // 4]
     rows = []
     for probes in ladder:
         single: dict[str, list[float]] = {name: [] for name in systems}

@@ -244,7 +244,7 @@ class FaissIVF:
 
     @classmethod
     def load(cls, directory: Path, storage: Storage, mmap: bool) -> "FaissIVF":
-        """Read what `save` wrote; `mmap` leaves the lists on disk, where the keys for refining always stay."""
+        """Read what `save` wrote; `mmap` leaves lists on disk, where the keys for refining always stay."""
         path = directory / INDEX
         flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY if mmap else 0
         try:

@@ -23,10 +23,11 @@ class _SoftLeakyReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
-        slope = torch.mul(x, beta).sigmoid_().mul_(1 - alpha).add_(alpha)
-        # max(x, 0) + log(1 + exp(-beta |x|)) / beta in place: a third of the time of F.softplus.
-        value = x.abs().mul_(-beta).exp_().add_(1).log_().mul_((1 - alpha) / beta)
-        value.add_(x.clamp(min=0), alpha=1 - alpha).add_(x, alpha=alpha)
+        # s(x) = leaky(x) + (1 - alpha) / beta log(1 + exp(-beta |x|)), in place and in as little fresh memory
+        # as can be: a third of the time of F.softplus.
+        memory = x.abs().mul_(-beta).exp_().add_(1).log_()
+        value = F.leaky_relu(x, alpha).add_(memory, alpha=(1 - alpha) / beta)
+        slope = torch.mul(x, beta, out=memory).sigmoid_().mul_(1 - alpha).add_(alpha)
         ctx.alpha, ctx.beta = alpha, beta
         ctx.save_for_backward(slope)
         ctx.set_materialize_grads(False)
