@@ -246,9 +246,9 @@ class TestTwoWays:
     def test_a_tile_has_a_bounded_size(self, flat, monkeypatch):
         monkeypatch.setattr(faiss_ivf, "REFINE_BYTES", 4 * 200)
         tiles = []
-        real = faiss_ivf._Running.take
+        real = faiss_ivf.Running.take
         monkeypatch.setattr(
-            faiss_ivf._Running,
+            faiss_ivf.Running,
             "take",
             lambda self, r, tile, i: tiles.append(tile.size) or real(self, r, tile, i),
         )

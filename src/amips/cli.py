@@ -189,6 +189,7 @@ def info(path: Path) -> None:
         task = amips.Task(path)
         facts = [["keys", f"{task.n:,}"], ["dimension", f"{task.d}"], ["cells", f"{task.c:,}"]]
         facts += [["imbalance", f"{task.cells.imbalance:.2f}"]]
+        facts += [["unit norm", "yes" if task.manifest["unit_norm"] else "no"]]
         facts += [
             [f"{split} queries", f"{len(getattr(task, split)):,}"] for split in ("train", "val", "test")
         ]
@@ -257,7 +258,7 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("stopped; the same command continues where it stopped", err=True)
+        click.echo("stopped; label and fit continue when the same command is given again", err=True)
         sys.exit(130)
     except click.ClickException as problem:
         problem.show()

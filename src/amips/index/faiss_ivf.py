@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from amips.blas import faiss
 from amips.errors import AmipsError, BundleError
-from amips.exact import keep_best
+from amips.index.running import Running, best_first
 from amips.vectors import Floats, Vectors
 
 Storage = Literal["flat", "sq8", "pq"]
@@ -152,7 +152,7 @@ class FaissIVF:
         """From FAISS's k + 1 results the k best, ties to the lower id; FAISS leaves their order open."""
         k = ids.shape[1] - 1
         tied = (scores[:, k - 1] == scores[:, k]) & (ids[:, k] >= 0)  # more keys than these may tie
-        scores, ids = _best_first(scores, ids, k)
+        scores, ids = best_first(scores, ids, k)
         if tied.any():
             scores[tied], ids[tied] = self._scan_by_product(x[tied], cells[tied], k)
         return scores, ids
@@ -163,7 +163,7 @@ class FaissIVF:
         The first probe of every query is scanned before the others: it gives the k-th score that most
         keys of the later cells then fall short of.
         """
-        best = _Running(len(x), k)
+        best = Running(len(x), k)
         for probes in (cells[:, :1], cells[:, 1:]):
             if probes.shape[1] == 0:
                 continue
@@ -196,7 +196,7 @@ class FaissIVF:
             scores[low : low + step, : ids.shape[1]] = np.where(ids < 0, -np.inf, true)
         padded = np.full((len(x), width), -1, np.int64)
         padded[:, : candidates.shape[1]] = candidates
-        return _best_first(scores, padded, k)
+        return best_first(scores, padded, k)
 
     def _keys_at(self, ids: Ids) -> Floats:
         """Float32 keys by id, [..., d]."""
@@ -281,63 +281,6 @@ def read_array(path: Path, shape: tuple[int, ...], kinds: str, mmap: bool = Fals
     if array.shape != shape or array.dtype.kind not in kinds:
         raise BundleError(f"{path} holds {array.dtype} {list(array.shape)}, expected shape {list(shape)}")
     return array
-
-
-class _Running:
-    """The k best entries so far of m rows that are visited in any order."""
-
-    def __init__(self, m: int, k: int) -> None:
-        self.m, self.k = m, k
-        self.threshold = np.full(m, -np.inf, np.float32)
-        self.kept = (np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
-        self.pending: list[tuple[Ids, Floats, Ids]] = []
-        self.waiting = 0
-
-    def take(self, rows: Ids, tile: Floats, ids: Ids) -> None:
-        """Scores [r, w] of the given rows against the keys `ids` [w]."""
-        width = tile.shape[1]
-        limits = self.threshold[rows]
-        if width > 2 * self.k and np.isneginf(limits).any():
-            # Nothing to compare with yet: the k-th best of this tile is a threshold for the rest of it.
-            limits = np.maximum(limits, np.partition(tile, width - self.k, axis=1)[:, width - self.k])
-        found = np.flatnonzero(tile >= limits[:, None])
-        row, column = np.divmod(found, width)
-        self.pending.append((rows[row], tile.ravel()[found], ids[column]))
-        self.waiting += len(found)
-        if self.waiting > max(4 * self.m * self.k, 1 << 16):
-            self.compact()
-
-    def compact(self) -> None:
-        """Keep the k best of each row; ties go to the lower id."""
-        if not self.pending:
-            return
-        rows, scores, ids = (np.concatenate(parts) for parts in zip(self.kept, *self.pending, strict=True))
-        by_id = np.argsort(ids, kind="stable")
-        self.kept = keep_best(rows[by_id], scores[by_id], ids[by_id], self.m, self.k)
-        self.pending, self.waiting = [], 0
-        counts = np.bincount(self.kept[0], minlength=self.m)
-        full = counts >= self.k
-        self.threshold[full] = self.kept[1][np.cumsum(counts)[full] - 1]
-
-    def finish(self) -> tuple[Floats, Ids]:
-        """Scores [m, k] and ids [m, k], padded with -inf and -1."""
-        self.compact()
-        rows, scores, ids = self.kept
-        starts = np.searchsorted(rows, np.arange(self.m))
-        place = np.arange(len(rows)) - starts[rows]
-        out_scores = np.full((self.m, self.k), -np.inf, np.float32)
-        out_ids = np.full((self.m, self.k), -1, np.int64)
-        out_scores[rows, place] = scores
-        out_ids[rows, place] = ids
-        return out_scores, out_ids
-
-
-def _best_first(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
-    """The k best of each row in order; ties go to the lower id."""
-    by_id = np.argsort(ids, axis=1, kind="stable")
-    scores, ids = np.take_along_axis(scores, by_id, 1), np.take_along_axis(ids, by_id, 1)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
 
 
 def _train(index: Any, keys: Vectors, storage: Storage) -> None:

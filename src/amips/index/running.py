@@ -1,0 +1,66 @@
+"""Keeping the best keys so far, for queries whose cells are visited in any order."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.exact import keep_best
+from amips.vectors import Floats
+
+Ids = NDArray[np.int64]
+
+
+class Running:
+    """The k best entries so far of m rows that are visited in any order."""
+
+    def __init__(self, m: int, k: int) -> None:
+        self.m, self.k = m, k
+        self.threshold = np.full(m, -np.inf, np.float32)
+        self.kept = (np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
+        self.pending: list[tuple[Ids, Floats, Ids]] = []
+        self.waiting = 0
+
+    def take(self, rows: Ids, tile: Floats, ids: Ids) -> None:
+        """Scores [r, w] of the given rows against the keys `ids` [w]."""
+        width = tile.shape[1]
+        limits = self.threshold[rows]
+        if width > 2 * self.k and np.isneginf(limits).any():
+            # Nothing to compare with yet: the k-th best of this tile is a threshold for the rest of it.
+            limits = np.maximum(limits, np.partition(tile, width - self.k, axis=1)[:, width - self.k])
+        found = np.flatnonzero(tile >= limits[:, None])
+        row, column = np.divmod(found, width)
+        self.pending.append((rows[row], tile.ravel()[found], ids[column]))
+        self.waiting += len(found)
+        if self.waiting > max(4 * self.m * self.k, 1 << 16):
+            self.compact()
+
+    def compact(self) -> None:
+        """Keep the k best of each row; ties go to the lower id."""
+        if not self.pending:
+            return
+        rows, scores, ids = (np.concatenate(parts) for parts in zip(self.kept, *self.pending, strict=True))
+        by_id = np.argsort(ids, kind="stable")
+        self.kept = keep_best(rows[by_id], scores[by_id], ids[by_id], self.m, self.k)
+        self.pending, self.waiting = [], 0
+        counts = np.bincount(self.kept[0], minlength=self.m)
+        full = counts >= self.k
+        self.threshold[full] = self.kept[1][np.cumsum(counts)[full] - 1]
+
+    def finish(self) -> tuple[Floats, Ids]:
+        """Scores [m, k] and ids [m, k], padded with -inf and -1."""
+        self.compact()
+        rows, scores, ids = self.kept
+        starts = np.searchsorted(rows, np.arange(self.m))
+        place = np.arange(len(rows)) - starts[rows]
+        out_scores = np.full((self.m, self.k), -np.inf, np.float32)
+        out_ids = np.full((self.m, self.k), -1, np.int64)
+        out_scores[rows, place] = scores
+        out_ids[rows, place] = ids
+        return out_scores, out_ids
+
+
+def best_first(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
+    """The k best of each row in order; ties go to the lower id."""
+    by_id = np.argsort(ids, axis=1, kind="stable")
+    scores, ids = np.take_along_axis(scores, by_id, 1), np.take_along_axis(ids, by_id, 1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
