@@ -262,7 +262,7 @@ def test_fit(made, run, folder, tmp_path):
         ("search bundle fresh.npy --probes 0", "at least 1"),
         ("search bundle fresh.npy -k 0", "at least 1"),
         ("search bundle fresh.npy --recall 1.5", "between 0 and 1"),
-        ("search bundle fresh.npy --out no/such/directory/hits.npz", "No such file"),
+        ("search bundle fresh.npy --out no/such/directory/hits.npz", "is not a directory"),
         ("build task nothing --out new", "nothing"),
         ("build nothing run --out new", "nothing"),
         ("build task run --out task", "not a bundle"),

@@ -556,3 +556,10 @@ class TestGivenSplit:
         with pytest.raises(VectorError, match=message):
             amips.label(keys, queries, split=change(self.words(len(queries))), out=tmp_path / "t")
         assert not (tmp_path / "t").exists()
+
+
+def test_the_options_that_differ_are_named(world, tmp_path):
+    keys, queries = world
+    amips.label(keys, queries, cells=3, out=tmp_path / "t", **SMALL)
+    with pytest.raises(TaskError, match=r"other inputs or options \(cells\)"):
+        amips.label(keys, queries, cells=4, out=tmp_path / "t", **SMALL)

@@ -142,11 +142,30 @@ class TestQuality:
 
 
 class TestRun:
+    def test_two_do_not_train_in_one_place(self, task, tmp_path, monkeypatch):
+        tried = []
+
+        def again(*_):
+            if not tried:
+                tried.append(1)
+                with pytest.raises(amips.RunError, match="another process is training there"):
+                    train(task, tmp_path / "run", resume=True)
+
+        step = loop.Run.step
+        monkeypatch.setattr(loop.Run, "step", lambda self, done: again() or step(self, done))
+        train(task, tmp_path / "run")
+        assert tried
+
+    def test_other_settings_are_named(self, task, tmp_path):
+        train(task, tmp_path / "run")
+        with pytest.raises(amips.RunError, match=r"other settings or another task \(seed\)"):
+            train(task, tmp_path / "run", seed=5)
+
     def test_what_a_run_leaves(self, task, tmp_path):
         model = train(task, tmp_path / "run")
         names = sorted(p.name for p in (tmp_path / "run").iterdir())
         expected = ["checkpoint.safetensors", "config.json", "log.jsonl", "model.json", "model.safetensors"]
-        assert names == expected
+        assert names == [".lock", *expected]
         again = amips.load_model(tmp_path / "run")
         assert again.architecture == model.architecture == SMALL.architecture(task.n, task.d, task.c)
         assert all((again.weights[name] == model.weights[name]).all() for name in model.weights)

@@ -100,7 +100,7 @@ def label(
 @click.option("--nonnegative", type=click.Choice(["penalty", "clip", "softplus"]), help="SupportNet only.")
 @click.option("--recipe", type=click.Choice(["default", "paper"]), default="default")
 @click.option("--samples", type=int, help="Budget in samples.")
-@click.option("--minutes", type=float, help="Budget in minutes.")
+@click.option("--minutes", type=float, help="Budget in minutes.  [default: 3]")
 @click.option("--batch", type=int, help="Rows in a batch, for each process.")
 @click.option("--evaluations", default=10, help="How often to evaluate and save.")
 @click.option("--seed", default=0)
@@ -137,6 +137,19 @@ def build(task: Path, run: Path | None, out: Path, storage: Any, ids: Path | Non
     made = amips.build(task, run, out=out, storage=storage, ids=names)
     click.echo(f"{out}: {made.n:,} keys, {made.c:,} cells, routed by {made.router.name}")
     click.echo(points_table(made.points))
+    if run is not None:
+        middle = min(made.points, key=lambda p: abs(p.recall10 - 0.9))
+        (plain,) = amips.search.measure(made.with_model(None), amips.Task(task).val, [middle.probes])
+        click.echo(
+            f"with {middle.probes} probes, recall@10 on held-out queries is {middle.recall10:.3f}; "
+            f"routed by centroid it is {plain.recall10:.3f}"
+        )
+        if plain.recall10 >= middle.recall10:
+            click.echo(
+                "warning: this model routes no better than centroids do; train it longer, try Linear, "
+                "or build without it",
+                err=True,
+            )
 
 
 @cli.command()
@@ -160,7 +173,12 @@ def search(bundle: Path, queries: str, out: Path | None, mmap: bool, skip_bad: b
     if skip_bad:
         options["on_bad"] = "skip"
     else:
-        amips.vectors.inspect(found, zero="keep")  # names the row of the file, where a block knows its own
+        try:  # names the row of the file, where a block knows its own
+            amips.vectors.inspect(found, zero="keep")
+        except amips.VectorError as problem:
+            raise amips.VectorError(f"{problem}, or pass --skip-bad") from None
+    if out is not None and not out.parent.is_dir():
+        raise amips.AmipsError(f"{out.parent} is not a directory: {out} cannot be written")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         parts = [index.search(block, **options) for _, block in found.blocks()]
@@ -185,6 +203,8 @@ def search(bundle: Path, queries: str, out: Path | None, mmap: bool, skip_bad: b
 @click.argument("path", type=_directory)
 def info(path: Path) -> None:
     """Say what is in PATH: a task, a run or a bundle."""
+    if not path.exists():
+        raise amips.AmipsError(f"{path} does not exist")
     if (path / "task.json").exists():
         task = amips.Task(path)
         facts = [["keys", f"{task.n:,}"], ["dimension", f"{task.d}"], ["cells", f"{task.c:,}"]]

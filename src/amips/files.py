@@ -28,11 +28,24 @@ def fsync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def differing(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The names in which two sets of settings differ, for an error message."""
+    names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+    return ", ".join(names)
+
+
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock on `path` against other processes and threads; a killed process lets go of its own."""
+def locked(path: Path, busy: AmipsError | None = None) -> Iterator[None]:
+    """Hold a lock on `path` against other processes and threads; a killed process lets go of its own.
+
+    With `busy`, do not wait for another holder but raise that.
+    """
     with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy is not None else 0))
+        except BlockingIOError:
+            assert busy is not None
+            raise busy from None
         yield
 
 

@@ -26,7 +26,7 @@ from amips.progress import bar
 from amips.rowfiles import Columns, RowFiles
 from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
 
-MEMORY = 1 << 30
+MEMORY = 10**9
 QUERY_BLOCK = 1024  # rows of a tile, see reduce.TILE
 LEAST_BLOCK = 16  # where memory is short
 FEW = 4  # threads for which blocks are made small enough

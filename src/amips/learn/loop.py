@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ import torch
 
 from amips.cells import fingerprint_of
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
-from amips.files import read_json, write_atomic, write_json
+from amips.files import differing, locked, read_json, write_atomic, write_json
 from amips.learn.affine import AffineNetwork
 from amips.learn.batches import Batches, CellBatches
 from amips.learn.checkpoint import CHECKPOINT, Progress, State
@@ -38,7 +38,7 @@ from amips.nets.model import DESCRIPTION
 from amips.progress import bar
 from amips.task import Task
 
-CONFIG, LOG = "config.json", "log.jsonl"
+CONFIG, LOG, LOCK = "config.json", "log.jsonl", ".lock"
 FORMAT = 1
 DEFAULT_MINUTES = 3.0
 SAVE_SECONDS = 600.0  # a long run loses no more than this to a crash
@@ -67,8 +67,9 @@ def train(
         network: `SupportNet(...)`, `KeyNet(...)` or `Linear()`; its size follows from the task.
         out: the run directory. A finished run with the same settings is returned as it is.
         recipe: "default", "paper" or a `Recipe`.
-        samples, minutes: the budget; one of the two. The learning rate falls to 0 at its end. With
-            `samples`, a run interrupted and resumed gives the same bytes as one that was not.
+        samples, minutes: the budget; one of the two, 3 minutes if neither is given. The learning rate
+            falls to 0 at its end. With `samples`, a run interrupted and resumed gives the same bytes as one
+            that was not.
         batch: rows in a batch, for each process; replaces the recipe's.
         evaluations: how often in the run to evaluate on val, log, and save a checkpoint.
         resume: continue an unfinished run in `out`.
@@ -90,8 +91,9 @@ def train(
     group = Group(chosen)
     try:
         run = Run(task, network, Path(out), recipe, samples, minutes, seed, evaluations, chosen, group)
-        finished = run.prepare(resume)
-        return finished if finished is not None else run.train(progress)
+        with ExitStack() as held:
+            finished = run.prepare(resume, held)
+            return finished if finished is not None else run.train(progress)
     finally:
         group.close()
 
@@ -158,13 +160,14 @@ class Run:
             "task": task.manifest["options"],
         }
 
-    def prepare(self, resume: bool) -> Model | None:
-        """Begin, continue, or find the run finished."""
+    def prepare(self, resume: bool, held: ExitStack) -> Model | None:
+        """Begin, continue, or find the run finished; `held` keeps others from training here too."""
         existing = self.out / CONFIG
         if existing.exists():
-            if read_json(existing, RunError) != self.config:
+            if (found := read_json(existing, RunError)) != self.config:
                 raise RunError(
-                    f"{self.out} holds a run with other settings or another task; "
+                    f"{self.out} holds a run with other settings or another task "
+                    f"({differing(found, self.config)}); "
                     "choose another directory, or remove this one"
                 )
             if (self.out / DESCRIPTION).exists():
@@ -176,13 +179,17 @@ class Run:
                 )
             if (self.out / CHECKPOINT).exists():
                 self.state.restore(self.out)
-        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+        elif self.out.exists() and (
+            not self.out.is_dir() or any(file.name[0] != "." for file in self.out.iterdir())
+        ):
             raise RunError(f"{self.out} exists and is not a run; choose another directory")
         elif resume:
             raise RunError(f"{self.out} holds no run to resume; leave resume out to begin one")
         self._together()
         if self.group.first:
             self.out.mkdir(parents=True, exist_ok=True)
+            busy = RunError(f"{self.out}: another process is training there")
+            held.enter_context(locked(self.out / LOCK, busy))
             write_json(existing, self.config)
             self._cut_log()
         return None

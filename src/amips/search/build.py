@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.cells import fingerprint_of
-from amips.errors import AmipsError
+from amips.errors import AmipsError, RunError
 from amips.index import FaissIVF, Storage
 from amips.nets import Model, load_model
+from amips.nets.model import DESCRIPTION
 from amips.route import check_fits, router_for
 from amips.search.bundle import check_place, save
 from amips.search.points import Point, ladder, recalls
@@ -36,7 +37,12 @@ def build(
         ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
     """
     task = task if isinstance(task, Task) else Task(task)
-    model = load_model(model) if isinstance(model, (str, Path)) else model
+    if isinstance(model, (str, Path)):
+        if not Path(model).exists():
+            raise RunError(f"{model} does not exist")
+        if (Path(model) / "config.json").exists() and not (Path(model) / DESCRIPTION).exists():
+            raise RunError(f"{model} is an unfinished run; continue it with resume=True (--resume)")
+        model = load_model(model)
     router_for(model, task.cells.centroids)  # refuses a model of another shape before there is an index
     if model is not None:
         check_fits(model, task.fingerprint, fingerprint_of(task.cells.assignment))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from amips import cells as partition
 from amips import exact
 from amips.errors import TaskError, VectorError
-from amips.files import read_json, write_json, write_manifest
+from amips.files import differing, read_json, write_json, write_manifest
 from amips.rowfiles import JOURNAL, Columns, RowFiles
 from amips.task.store import FORMAT, MANIFEST, SPLITS, Task, task_files
 from amips.vectors import Vectors, first_equal, inspect, open_vectors, row_norms
@@ -189,11 +189,15 @@ def _already_there(out: Path, plan: dict[str, Any]) -> bool:
     if (out / MANIFEST).exists():
         found = read_json(out / MANIFEST, TaskError).get("options")
         if found != plan:
-            raise TaskError(f"{out} already holds a task made from other inputs or options; {advice}")
+            other = differing(found or {}, plan)
+            raise TaskError(
+                f"{out} already holds a task made from other inputs or options ({other}); {advice}"
+            )
         return True
     if (out / PLAN).exists():
-        if read_json(out / PLAN, TaskError) != plan:
-            raise TaskError(f"{out} holds an unfinished task of other inputs or options; {advice}")
+        if (found := read_json(out / PLAN, TaskError)) != plan:
+            other = differing(found, plan)
+            raise TaskError(f"{out} holds an unfinished task of other inputs or options ({other}); {advice}")
         return False
     if out.exists() and (not out.is_dir() or any(f.name[0] != "." for f in out.iterdir())):
         raise TaskError(f"{out} exists and is not a task; {advice}")
