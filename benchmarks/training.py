@@ -55,7 +55,7 @@ def peak_rate(side: int = 3072) -> float:
 def main() -> None:
     """Measure and store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("n", 100_000), ("d", 384), ("batch", 4096), ("steps", 5)):
+    for name, value in (("n", 100_000), ("d", 384), ("batch", 4096), ("steps", 11)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--sizes", default="XS,S,M")
     parser.add_argument("--depths", default="4,8")
