@@ -30,7 +30,7 @@ TYPES = {"flat": "IndexIVFFlat", "sq8": "IndexIVFScalarQuantizer", "pq": "IndexI
 MEETINGS_FOR_PRODUCT = 4.0
 PRODUCT_BLOCK = 1024
 REFINE_BYTES = 1 << 26
-PQ_BYTES_PER_KEY = 4  # so many dimensions share a byte of a PQ code: d / 4 bytes a key
+PQ_DIMENSIONS_PER_BYTE = 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FaissIVF:
                 quantizer, d, c, faiss.ScalarQuantizer.QT_8bit, metric, False
             )
         elif storage == "pq":
-            parts = next(m for m in range(max(1, d // PQ_BYTES_PER_KEY), 0, -1) if d % m == 0)
+            parts = next(m for m in range(max(1, d // PQ_DIMENSIONS_PER_BYTE), 0, -1) if d % m == 0)
             index = faiss.IndexIVFPQ(quantizer, d, c, parts, 8, metric)
         else:
             raise AmipsError(f"storage={storage!r}: expected 'flat', 'sq8' or 'pq'")
