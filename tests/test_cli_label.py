@@ -256,7 +256,9 @@ def test_a_stopped_run_continues_with_the_same_command(larger, tmp_path, how):
         process.send_signal(how)
         _, message = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert message.strip() == "stopped; label and fit continue when the same command is given again"
+        assert message.strip().startswith(
+            "stopped; label, fit, bench and study continue when the same command"
+        )
     assert not (tmp_path / "t" / "task.json").exists()
     done = subprocess.run(command, cwd=larger, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

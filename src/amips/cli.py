@@ -251,6 +251,72 @@ def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
     amips.fit(keys, queries, ids=None if ids is None else read_ids(ids), **options)
 
 
+@cli.command()
+@click.argument("task", type=_directory)
+@click.option("--out", required=True, type=_directory, help="The results directory; what is there is kept.")
+@click.option(
+    "--models", "--model", type=_directory, multiple=True, help="A run to compare; may be repeated."
+)
+@click.option("--systems", type=_directory, help="A TOML file that names the systems to compare instead.")
+@click.option("--minutes", default=0.5, help="Training time of each linear router.")
+@click.option("--rounds", default=3, help="How often each time is taken.")
+@click.option("--batch", default=1024, help="Queries in the large batch.")
+@click.option("--seed", default=0)
+def bench(task: Path, models: tuple[Path, ...], **options: Any) -> None:
+    """Compare ways to search on the held-out queries of TASK, and say whether learning pays.
+
+    By default: FAISS IVF with centroid routing and with a linear router over a sweep of cells, every given
+    model, exact search and HNSW. An interrupted bench continues when the same command is given again.
+    """
+    from amips.bench import bench as run
+
+    made = run(task, models=list(models), progress=True, **options)
+    told(made, options["out"])
+
+
+@cli.command()
+@click.argument("results", type=_directory)
+@click.option("--out", type=_directory, help="The page to write.  [default: RESULTS/report.html]")
+@click.option("--figures", "pictures", type=_directory, help="Also write the charts here, as PNG and SVG.")
+def report(results: Path, out: Path | None, pictures: Path | None) -> None:
+    """Make one self-contained HTML page of the RESULTS of a bench or a study."""
+    from amips.bench import load_summary
+    from amips.bench.figures import figures
+    from amips.bench.report import report as write
+
+    click.echo(f"{write(results, out or results / 'report.html')}: open it in a browser")
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        click.echo(f"{pictures}: {len(figures(load_summary(results), pictures))} figures")
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--data", required=True, type=_directory, help="A directory with keys and queries.")
+@click.option("--out", required=True, type=_directory, help="Studies with the same one share their models.")
+@click.option("--scale", type=click.Choice(["smoke", "small", "full"]), default="small")
+@click.option("--seed", default=0)
+def study(name: str, out: Path, **options: Any) -> None:
+    """Run an experiment of the paper: routing, routing128, ivf, ood, timing, shift or leak.
+
+    smoke takes seconds, small minutes on two cores, full has the paper's settings. An interrupted study
+    continues when the same command is given again.
+    """
+    from amips.bench.studies import study as run
+
+    told(run(name, out=out, progress=True, **options), out / name)
+
+
+def told(summary: Any, results: Path) -> None:
+    """The verdict, the first table, and where the rest is."""
+    click.echo("\n".join(summary.verdict))
+    for shown in summary.tables[:1]:
+        click.echo(f"\n{shown.title}\n\n{table(shown.head, shown.rows)}")
+        if shown.note:
+            click.echo(f"\n{shown.note}")
+    click.echo(f"\n{results}: everything is there; see it with: amips report {results}")
+
+
 def read_ids(path: Path) -> Any:
     """External ids from .npy, or from a text file with one a line."""
     if path.suffix == ".npy":
@@ -278,7 +344,9 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("stopped; label and fit continue when the same command is given again", err=True)
+        click.echo(
+            "stopped; label, fit, bench and study continue when the same command is given again", err=True
+        )
         sys.exit(130)
     except click.ClickException as problem:
         problem.show()

@@ -27,3 +27,7 @@ class TrainingInterrupted(RunError):  # noqa: N818  (it is not an error: the use
 
 class BundleError(AmipsError):
     """A bundle that is damaged, of another version, or does not fit its keys or its model."""
+
+
+class ResultsError(AmipsError):
+    """Stored results that are damaged, of another version, or of another task."""

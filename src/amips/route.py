@@ -29,8 +29,18 @@ class Router(Protocol):
         ...
 
     @property
+    def network_flops(self) -> int:
+        """FLOPs of the network for one query."""
+        ...
+
+    @property
+    def coarse_flops(self) -> int:
+        """FLOPs of scoring centroids for one query."""
+        ...
+
+    @property
     def flops(self) -> int:
-        """FLOPs for one query."""
+        """Both together."""
         ...
 
     def scores(self, x: Floats) -> Floats:
@@ -44,6 +54,7 @@ class CentroidRouter:
 
     centroids: Floats
     name = "centroid"
+    network_flops = 0
 
     @property
     def c(self) -> int:
@@ -51,9 +62,14 @@ class CentroidRouter:
         return len(self.centroids)
 
     @property
-    def flops(self) -> int:
+    def coarse_flops(self) -> int:
         """2 c d."""
         return 2 * self.centroids.size
+
+    @property
+    def flops(self) -> int:
+        """2 c d."""
+        return self.coarse_flops
 
     def scores(self, x: Floats) -> Floats:
         """<x, centroid_j>."""
@@ -65,6 +81,7 @@ class CellRouter:
     """A network with an output for each cell: SupportNet, KeyNet with c > 1, or linear."""
 
     model: Model
+    coarse_flops = 0
 
     @property
     def name(self) -> str:
@@ -77,9 +94,14 @@ class CellRouter:
         return self.model.c
 
     @property
-    def flops(self) -> int:
+    def network_flops(self) -> int:
         """One forward pass."""
         return self.model.architecture.score_flops
+
+    @property
+    def flops(self) -> int:
+        """One forward pass."""
+        return self.network_flops
 
     def scores(self, x: Floats) -> Floats:
         """The network's scores."""
@@ -104,9 +126,19 @@ class MapperRouter:
         return len(self.centroids)
 
     @property
+    def network_flops(self) -> int:
+        """The prediction."""
+        return self.model.architecture.key_flops()
+
+    @property
+    def coarse_flops(self) -> int:
+        """2 c d."""
+        return 2 * self.centroids.size
+
+    @property
     def flops(self) -> int:
-        """The prediction and 2 c d."""
-        return self.model.architecture.key_flops() + 2 * self.centroids.size
+        """Both together."""
+        return self.network_flops + self.coarse_flops
 
     def scores(self, x: Floats) -> Floats:
         """<y^(x), centroid_j>."""

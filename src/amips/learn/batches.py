@@ -81,7 +81,7 @@ class Batches(_Rows):
     ) -> None:
         super().__init__(task, recipe, seed, rank, world, device)
         of_cells = task.path / "train" / ("cells" if task.c > 1 else "top")
-        if not of_cells.exists():
+        if task.c > 1 and not task.has_cell_targets:
             raise RunError(f"{task.path} has no targets for each cell: label without cell_targets=False")
         self.keys = _mapped(task.path / "keys.npy")
         self.sigma = _mapped(of_cells / "scores.npy")[:, : task.c]

@@ -64,13 +64,13 @@ class Net(Model):
             if one is not None:
                 return one[0].reshape(1, self.c, self.d)
         u, norms = self._inputs(x)
-        slopes: list[Floats] = []
-        out = self._forward(u, slopes)
         if self.architecture.kind == "key":
-            predicted = out.reshape(-1, self.c, self.d)
+            predicted = self._forward(u, None).reshape(-1, self.c, self.d)
             if cells is not None:
                 predicted = np.take_along_axis(predicted, cells[:, :, None], axis=1)
             return predicted
+        slopes: list[Floats] = []
+        out = self._forward(u, slopes)
         jacobian = self._reverse(slopes, cells)
         if not self._wrapped:
             return jacobian

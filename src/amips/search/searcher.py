@@ -27,8 +27,15 @@ DROP_IN_CANDIDATES = 4  # candidates scored again with x, for each result asked 
 class Cost:
     """What searching costs, for each query."""
 
-    flops: NDArray[np.int64]
+    network: int  # FLOPs of the model,
+    coarse: int  # ... of scoring centroids,
+    scan: NDArray[np.int64]  # ... and of scoring keys
     scanned: NDArray[np.int64]  # keys
+
+    @property
+    def flops(self) -> NDArray[np.int64]:
+        """All three together."""
+        return self.network + self.coarse + self.scan
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,8 @@ class Searcher:
         for low in range(0, len(x), step):
             cells = self._route(x[low : low + step], counts[low : low + step])
             scanned[low : low + step] = sizes[cells].sum(axis=1)
-        return Cost(self.router.flops + self.engine.scan_flops(scanned, k), scanned)
+        scan = self.engine.scan_flops(scanned, k)
+        return Cost(self.router.network_flops, self.router.coarse_flops, scan, scanned)
 
     def with_model(self, model: Model | None) -> "Searcher":
         """The same index routed by another model, or by centroid (None); without operating points."""

@@ -14,6 +14,7 @@ The order matters: duplicates go first, then the log is split by source query, a
 copies made. So no copy of a test query, however noisy, is ever trained on.
 """
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,6 +115,17 @@ class Task:
     def test(self) -> Split:
         """The queries to report on, once."""
         return self._split("test")
+
+    def with_cells(self, cells: partition.Cells) -> "Task":
+        """The same keys, queries and top keys over another partition; without targets for each cell."""
+        other = copy.copy(self)
+        for split in SPLITS:  # as read with the targets of the old cells
+            vars(other).pop(split, None)
+        options = {**self.manifest["options"], "cells": partition.fingerprint_of(cells.assignment)}
+        other.manifest = {**self.manifest, "c": cells.count, "options": options}
+        other.has_cell_targets = False
+        other.cells = cells
+        return other
 
     @property
     def n(self) -> int:

@@ -1,0 +1,91 @@
+"""The bench: run every system, store what came of it, and say so."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from amips.bench.running import Bench, Settings
+from amips.bench.store import Store
+from amips.bench.summary import Summary
+from amips.bench.systems import System, default_systems, load_models, read_systems
+from amips.bench.telling import summarize
+from amips.errors import AmipsError
+from amips.progress import bar
+from amips.task import Task
+
+
+def bench(
+    task: Task | str | Path,
+    *,
+    out: str | Path,
+    systems: "Sequence[System] | str | Path | None" = None,
+    models: "Sequence[str | Path]" = (),
+    minutes: float = 0.5,
+    rounds: int = 3,
+    batch: int = 1024,
+    seed: int = 0,
+    progress: bool = False,
+) -> Summary:
+    """Compare systems on the held-out queries of a task: recall against FLOPs, keys scanned and time.
+
+    Raw runs are stored in `out`; what is there is not run again, so an interrupted bench continues and
+    more systems can be added. The summary is derived from what is stored and written to summary.json.
+
+    Args:
+        task: a task or its directory, labelled with k of at least 10.
+        out: the results directory.
+        systems: a list, or a TOML file with them (see `read_systems`); by default centroid and linear
+            routing over a sweep of cells, the models, exact search and HNSW.
+        models: run directories to compare, with the default systems.
+        minutes: training time of each linear router that the systems ask for.
+        rounds: how often each time is taken.
+        batch: queries in the large batch.
+        progress: show a progress bar when standard error is a terminal.
+    """
+    task = task if isinstance(task, Task) else Task(task)
+    if not 0 < minutes < math.inf or rounds < 1 or batch < 1 or seed < 0:
+        raise AmipsError(
+            f"minutes={minutes}, rounds={rounds}, batch={batch}, seed={seed}: minutes, rounds and batch must "
+            "be positive, seed not negative"
+        )
+    if task.test.top_ids.shape[1] < min(10, task.n):
+        raise AmipsError(
+            f"{task.path} knows only the top {task.test.top_ids.shape[1]}: label with -k 10 or more"
+        )
+    if systems is not None and models:
+        raise AmipsError("give systems, which name their models, or models for the default systems; not both")
+    loaded = load_models(list(models))
+    if systems is None:
+        systems = default_systems(task, loaded)
+    elif isinstance(systems, (str, Path)):
+        systems = read_systems(systems)
+    settings = Settings(k=10, batch=batch, rounds=rounds, minutes=minutes, seed=seed, progress=progress)
+    about = {
+        "kind": "results",
+        "keys": task.fingerprint,
+        "task": hashlib.sha256(json.dumps(task.manifest["options"], sort_keys=True).encode()).hexdigest(),
+        "k": settings.k,
+        "batch": batch,
+        "minutes": minutes,
+        "seed": seed,
+    }
+    slugs = [system.slug for system in systems]  # a run that is not finished is refused here
+    if len(set(slugs)) < len(slugs):
+        twice = next(s for s in systems if slugs.count(s.slug) > 1)
+        raise AmipsError(f"two of the systems are the same: {twice.name}")
+    store = Store(out, about)
+    running = Bench(task, store, settings)
+    for system in systems:
+        running.check(system)
+    # Systems on the same cells follow one another: one index at a time is in memory.
+    ordered = sorted(systems, key=lambda s: (s.engine != "ivf", s.engine, s.cells, s.storage))
+    with bar(len(ordered), "bench", "system", progress) as shown:
+        for system in ordered:
+            shown.set_postfix_str(system.name)
+            running.take_times(system, running.answer(system))
+            shown.update()
+    made = summarize(task, store, settings, list(systems), loaded)
+    made.save(store.path)
+    return made

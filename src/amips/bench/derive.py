@@ -1,0 +1,257 @@
+"""From stored runs to figures: recall, costs, Pareto fronts, costs at a recall, ratios with intervals.
+
+A system with a budget is a point (cost, recall). The front of a family is what its best points reach, over
+all its budgets and numbers of cells; the cost at a recall R is read off the front between the two nearest
+points,
+
+    cost(R) = cost_i + (R - r_i) / (r_{i+1} - r_i) (cost_{i+1} - cost_i),
+
+which is what sending a share of the queries to either point would cost. A ratio of two such costs gets a
+bootstrap interval over queries (and, for times, over rounds).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.bench.store import Run
+from amips.search import recalls
+
+Array = NDArray[np.float64]
+Metric = Literal["recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr"]
+Axis = Literal["flops", "scanned", "single/1", "single/all", "batch/1", "batch/all"]
+
+SHARES = (0.0001, 0.001, 0.005)  # the paper's Recall@{0.01, 0.1, 0.5}% of n
+DRAWS = 1000
+MOST_WEIGHTS = 1 << 26  # numbers in memory: with very many queries there are fewer draws
+
+
+def within(n: int) -> list[int]:
+    """How many keys the paper's shares of n are, at least 1."""
+    return [max(1, math.ceil(share * n)) for share in SHARES]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run beside what is true, on the test queries alone; `val` is the same on the val queries."""
+
+    run: Run
+    rows: slice
+    true: NDArray[np.integer[Any]]
+    n: int
+    _known: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
+
+    def metric(self, name: Metric) -> Array:
+        """One value for each query; their mean is the metric."""
+        if name not in self._known:
+            self._known[name] = self._metric(name)
+        return self._known[name]
+
+    def _metric(self, name: Metric) -> Array:
+        rank = self.run.rank[self.rows]
+        if name == "recall@1":
+            first: Array = (self.run.ids[self.rows, 0] == self.true[:, 0]).astype(np.float64)
+            return first
+        if name == "recall@10":
+            return recalls(self.run.ids[self.rows], self.true, 10)
+        if name == "mrr":
+            return np.where(rank > 0, 1.0 / np.maximum(rank, 1), 0.0)
+        deep = dict(zip(("recall@0.01%", "recall@0.1%", "recall@0.5%"), within(self.n), strict=True))[name]
+        return ((rank > 0) & (rank <= deep)).astype(np.float64)
+
+    def cost(self, axis: Axis) -> Array | None:
+        """FLOPs or keys of each query, or seconds (in units of the yardstick's) of each round."""
+        if axis == "flops":
+            return (self.run.network + self.run.coarse + self.run.scan[self.rows]).astype(np.float64)
+        if axis == "scanned":
+            return self.run.scanned[self.rows].astype(np.float64)
+        return self._times.get(axis)
+
+    @cached_property
+    def _times(self) -> dict[str, Array]:
+        """For each batch and threads, of the ways to compute the same answers the fastest."""
+        best: dict[str, Array] = {}
+        for name, seconds in self.run.times.items():
+            way, _, mode = name.partition("/")
+            if way == "yardstick":
+                continue
+            each = seconds.mean(axis=1) if seconds.ndim > 1 else seconds
+            relative = each / self.run.times[f"yardstick/{name}"]
+            if mode not in best or np.median(relative) < np.median(best[mode]):
+                best[mode] = relative
+        return best
+
+
+def yardstick_seconds(runs: Sequence[Run]) -> dict[str, float]:
+    """What the yardstick took, the median of all times it was measured, by batch/threads."""
+    taken: dict[str, list[Array]] = {}
+    for run in runs:
+        for name, seconds in run.times.items():
+            if name.startswith("yardstick/"):
+                taken.setdefault(name.split("/", 2)[2], []).append(seconds)
+    return {mode: float(np.median(np.concatenate(parts))) for mode, parts in taken.items()}
+
+
+def front(cost: Array, recall: Array) -> NDArray[np.intp]:
+    """Indices of the points that no other point beats, by rising cost (and recall)."""
+    order = np.lexsort((-recall, cost))
+    rising = recall[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(rising)[:-1]])
+    return order[rising > before]
+
+
+def cost_at(cost: Array, recall: Array, target: float) -> float:
+    """The cost at which a recall is reached along the front of these points; nan if it is not.
+
+    Below the cheapest point the cost is that point's.
+    """
+    best = front(cost, recall)
+    cost, recall = cost[best], recall[best]
+    i = int(np.searchsorted(recall, target - 1e-12))
+    if i == len(recall):
+        return math.nan
+    if i == 0:
+        return float(cost[0])
+    share = (target - recall[i - 1]) / (recall[i] - recall[i - 1])
+    return float(cost[i - 1] + share * (cost[i] - cost[i - 1]))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs that share one front: one way of routing, over all its cells and budgets."""
+
+    name: str
+    role: str
+    runs: list[Measured]
+
+    def costs(self, axis: Axis) -> Array:
+        """The cost of each run: the mean over queries, the median over rounds; nan where not measured."""
+        values = [run.cost(axis) for run in self.runs]
+        middle = np.mean if axis in ("flops", "scanned") else np.median
+        return np.array([math.nan if v is None else float(middle(v)) for v in values])
+
+    def recalls(self, metric: Metric) -> Array:
+        """The metric of each run."""
+        return np.array([run.metric(metric).mean() for run in self.runs])
+
+    def cost_at(self, axis: Axis, metric: Metric, target: float) -> float:
+        """The cost at which the family reaches a recall."""
+        cost, recall = self.costs(axis), self.recalls(metric)
+        known = ~np.isnan(cost)
+        return cost_at(cost[known], recall[known], target)
+
+    def nearest(self, axis: Axis, metric: Metric, target: float) -> Measured | None:
+        """The cheapest run that reaches a recall."""
+        cost, recall = self.costs(axis), self.recalls(metric)
+        reached = np.flatnonzero((recall >= target - 1e-12) & ~np.isnan(cost))
+        return None if len(reached) == 0 else self.runs[int(reached[np.argmin(cost[reached])])]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times less one family costs than another at a recall, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def better(self) -> bool:
+        """Surely less."""
+        return self.low > 1.0
+
+    @property
+    def worse(self) -> bool:
+        """Surely more."""
+        return self.high < 1.0
+
+
+class Bootstrap:
+    """Resampled test queries: the same draws for every family, so that what they share cancels."""
+
+    def __init__(self, m: int, draws: int = DRAWS, seed: int = 0) -> None:
+        self.draws = draws = max(100, min(draws, MOST_WEIGHTS // m))
+        self.rng = np.random.default_rng(seed)
+        self.weights = self.rng.multinomial(m, np.full(m, 1 / m), size=draws).astype(np.float32) / m
+        self._known: dict[tuple[str, str], Array] = {}
+
+    def recalls(self, family: Family, metric: Metric) -> Array:
+        """[draws, runs]."""
+        return self._drawn(family, metric, [run.metric(metric) for run in family.runs])
+
+    def costs(self, family: Family, axis: Axis) -> Array:
+        """[draws, runs]; nan where a run has no such cost."""
+        values = [run.cost(axis) for run in family.runs]
+        if axis in ("flops", "scanned"):
+            return self._drawn(family, axis, [v for v in values if v is not None])
+        key = (family.name, axis)
+        if key not in self._known:
+            out = np.full((self.draws, len(values)), math.nan)
+            for i, rounds in enumerate(values):
+                if rounds is not None:
+                    drawn = self.rng.integers(len(rounds), size=(self.draws, len(rounds)))
+                    out[:, i] = np.median(rounds[drawn], axis=1)
+            self._known[key] = out
+        return self._known[key]
+
+    def _drawn(self, family: Family, what: str, values: list[Array]) -> Array:
+        key = (family.name, what)
+        if key not in self._known:
+            rows = np.stack(values).astype(np.float32)
+            self._known[key] = (self.weights @ rows.T).astype(np.float64)
+        return self._known[key]
+
+    def ratio(self, base: Family, ours: Family, axis: Axis, metric: Metric, target: float) -> Ratio | None:
+        """Cost of `base` over cost of `ours` at a recall; None where one of them does not reach it."""
+        value = base.cost_at(axis, metric, target) / ours.cost_at(axis, metric, target)
+        if math.isnan(value):
+            return None
+        drawn = np.array(
+            [
+                _cost_of_draw(base_cost, base_recall, target) / _cost_of_draw(our_cost, our_recall, target)
+                for base_cost, base_recall, our_cost, our_recall in zip(
+                    self.costs(base, axis),
+                    self.recalls(base, metric),
+                    self.costs(ours, axis),
+                    self.recalls(ours, metric),
+                    strict=True,
+                )
+            ]
+        )
+        reached = drawn[~np.isnan(drawn)]
+        if len(reached) < 0.5 * self.draws:
+            return None
+        low, high = np.quantile(reached, [0.025, 0.975])
+        return Ratio(value, float(low), float(high))
+
+
+def _cost_of_draw(cost: Array, recall: Array, target: float) -> float:
+    known = ~np.isnan(cost)
+    return cost_at(cost[known], recall[known], target)
+
+
+def families(runs: Sequence[Run], val: int, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
+    """Stored runs by family, on the test queries: rows from `val` on; `true` are their top keys."""
+    return _grouped(runs, slice(val, None), true, n)
+
+
+def families_on_val(runs: Sequence[Run], val: int, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
+    """The same on the val queries, for choosing."""
+    return _grouped(runs, slice(0, val), true, n)
+
+
+def _grouped(runs: Sequence[Run], rows: slice, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.system.family, []).append(run)
+    made = [
+        Family(name, members[0].system.role, [Measured(run, rows, true, n) for run in members])
+        for name, members in found.items()
+    ]
+    order = {"baseline": 0, "contender": 1, "reference": 2}
+    return sorted(made, key=lambda family: (order[family.role], family.name))

@@ -1,0 +1,253 @@
+"""Running systems: answers first, then times, each run stored as soon as it is there."""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.bench.derive import within
+from amips.bench.engines import (
+    Opened,
+    OpenedHNSW,
+    OpenedIVF,
+    Search,
+    budgets,
+    faiss_search,
+    open_flat,
+    open_hnsw,
+)
+from amips.bench.machine import threads
+from amips.bench.store import WORK, Run, Store
+from amips.bench.systems import CENTROID, LINEAR, System
+from amips.blas import faiss
+from amips.blas import threads as limit_threads
+from amips.cells import Cells, fingerprint_of, kmeans
+from amips.errors import AmipsError, RunError, TrainingInterrupted
+from amips.index import FaissIVF
+from amips.nets import Linear, Model, load_model
+from amips.route import check_fits, router_for
+from amips.search import Searcher, recalls
+from amips.task import Task
+from amips.vectors import Floats, open_vectors
+
+ENOUGH = 0.995  # recall@10 at which a ladder of budgets ends,
+MOST_SCANNED = 0.3  # ... or the share of keys
+YARDSTICK_PROBES = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a bench is run."""
+
+    k: int = 10
+    batch: int = 1024
+    singles: int = 64  # queries that are timed one at a time
+    rounds: int = 3
+    minutes: float = 0.5  # of training for each linear router
+    seed: int = 0
+    progress: bool = False
+
+
+class Bench:
+    """A task, a store, and what systems need: partitions, indexes and routers, made when first asked for."""
+
+    def __init__(self, task: Task, store: Store, settings: Settings, work: Path | None = None) -> None:
+        self.task, self.store, self.settings = task, store, settings
+        self.x = np.concatenate([np.asarray(task.val.queries), np.asarray(task.test.queries)])
+        self.true = np.concatenate([np.asarray(task.val.top_ids), np.asarray(task.test.top_ids)])
+        self.timed = np.asarray(task.test.queries[: settings.batch])
+        self.keys = open_vectors(task.path / "keys.npy")
+        self.work = work or store.path / WORK
+
+    def check(self, system: System) -> None:
+        """Refuse what cannot be run, before anything is."""
+        if system.engine != "ivf":
+            return
+        if system.cells > self.task.n:
+            raise AmipsError(f"{system.name}: there are only {self.task.n:,} keys")
+        if system.router in (CENTROID, LINEAR):
+            return
+        model = load_model(system.router)
+        if model.d != self.task.d or model.c not in (1, system.cells):
+            raise RunError(
+                f"{system.router} scores {model.c} cells in dimension {model.d}: it does not fit "
+                f"{system.cells} cells in dimension {self.task.d}"
+            )
+        if system.route != "cells" and model.c != 1:
+            raise RunError(f"{system.router} scores cells: route={system.route!r} needs a model of one key")
+        cells = (
+            "" if model.c == 1 or system.cells != self.task.c else fingerprint_of(self.task.cells.assignment)
+        )
+        check_fits(model, self.task.fingerprint, cells)
+
+    def answer(self, system: System, ladder: Sequence[int] | None = None) -> list[int]:
+        """Run a system over its budgets until it finds nearly everything, or over those given."""
+        opened: Opened | None = None
+        held = len(self.task.val)
+        answered = []
+        for budget in ladder or budgets(system):
+            if not self.store.has(system, budget):
+                if opened is None:
+                    opened = self.open(system)
+                self.store.put(self._run(system, opened, budget), self.settings.seed)
+            answered.append(budget)
+            if ladder is not None:
+                continue
+            run = self.store.get(system, budget)
+            found = recalls(run.ids[:held], self.true[:held], self.settings.k).mean()
+            if found >= ENOUGH or run.scanned[:held].mean() >= MOST_SCANNED * self.task.n:
+                break
+        return answered
+
+    def _run(self, system: System, opened: Opened, budget: int) -> Run:
+        k, n = min(self.settings.k, self.task.n), self.task.n
+        # The mapped query orders keys by its own scores, so the true top key may come far down the list;
+        # whoever scores with x has it first, or has not seen it.
+        deep = within(n)[-1] if system.route == "drop-in" else k
+        ids = np.empty((len(self.x), k), np.int32)
+        scores = np.empty((len(self.x), k), np.float32)
+        rank = np.empty(len(self.x), np.int32)
+        step = max(1, min(len(self.x), (1 << 24) // max(k, deep)))
+        for low in range(0, len(self.x), step):
+            rows = slice(low, low + step)
+            found_scores, found = opened.search(self.x[rows], max(k, deep), budget)
+            ids[rows], scores[rows] = found[:, :k], found_scores[:, :k]
+            hit = found == self.true[rows, :1]
+            rank[rows] = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, 0)
+        cost = opened.cost(self.x, k, budget)
+        return Run(system, budget, ids, scores, rank, cost.scanned, cost.scan, cost.network, cost.coarse, {})
+
+    def take_times(self, system: System, budgets: list[int]) -> None:
+        """Time the runs of a system that have no times yet, in turns, each beside the yardstick."""
+        missing = [budget for budget in budgets if not self.store.has_times(system, budget)]
+        if not missing:
+            return
+        ways = self.open(system).ways
+        taken: dict[int, dict[str, list[Any]]] = {budget: {} for budget in missing}
+        for search in (self.yardstick, *ways.values()):  # warm
+            _seconds(search, [self.timed[:1], self.timed], self.settings.k, missing[-1])
+        for _ in range(self.settings.rounds):
+            for budget, (way, search) in itertools.product(missing, ways.items()):
+                for name, seconds in self._modes(search, budget):
+                    taken[budget].setdefault(f"{way}/{name}", []).append(seconds)
+        for budget, times in taken.items():
+            arrays: dict[str, NDArray[np.float64]] = {}
+            for name, pairs in times.items():
+                arrays[name] = np.array([own for own, _ in pairs])
+                arrays[f"yardstick/{name}"] = np.array([yard for _, yard in pairs])
+            self.store.put_times(system, budget, arrays)
+
+    def _modes(self, search: Search, budget: int) -> Iterator[tuple[str, tuple[Any, float]]]:
+        """(batch/threads, (seconds of this, seconds of the yardstick)), seconds for each query."""
+        k = self.settings.k
+        singles = [self.timed[i : i + 1] for i in range(min(self.settings.singles, len(self.timed)))]
+        for count in sorted({1, threads()}):
+            which = "all" if count > 1 else "1"
+            with limit_threads(count):
+                yard = _seconds(self.yardstick, singles, k, YARDSTICK_PROBES).mean()
+                own = _seconds(search, singles, k, budget)
+                yield f"single/{which}", (own, float(yard))
+                if len(self.timed) > 1:
+                    yard = _seconds(self.yardstick, [self.timed], k, YARDSTICK_PROBES)[0] / len(self.timed)
+                    own = _seconds(search, [self.timed], k, budget)[0] / len(self.timed)
+                    yield f"batch/{which}", (float(own), float(yard))
+
+    @cached_property
+    def yardstick(self) -> Search:
+        """A fixed FAISS search whose time is taken beside every other: the clock of a machine that drifts."""
+        cells = self.cells(min(max(2, round(self.task.n**0.5)), self.task.n))
+        engine = FaissIVF.build(self.keys, cells.assignment, cells.centroids, "flat")
+        return faiss_search(engine.index)
+
+    def cells(self, count: int) -> Cells:
+        """The task's own cells, or spherical k-means, kept."""
+        if count == self.task.c:
+            return self.task.cells
+        folder = self.work / f"cells-{count}"
+        if not (folder / "assignment.npy").exists():
+            made = kmeans(self.keys, count, seed=self.settings.seed)
+            folder.mkdir(exist_ok=True)
+            np.save(folder / "centroids.npy", made.centroids)
+            np.save(folder / "assignment.partial.npy", made.assignment)
+            (folder / "assignment.partial.npy").rename(folder / "assignment.npy")
+        return Cells(np.load(folder / "assignment.npy"), np.load(folder / "centroids.npy"))
+
+    def linear(self, cells: Cells) -> Model:
+        """A linear router for these cells, trained on the task's queries; kept, continued if unfinished."""
+        try:
+            from amips.learn import Recipe, train
+        except ModuleNotFoundError as problem:
+            if problem.name != "torch":
+                raise
+            raise AmipsError("the linear router needs torch; pip install 'amips[train]'") from None
+        task = self.task.with_cells(cells)
+        out = self.work / f"linear-{cells.count}"
+        try:
+            return train(
+                task,
+                Linear(),
+                recipe=Recipe(route_top=min(10, task.train.top_ids.shape[1])),
+                minutes=self.settings.minutes,
+                out=out,
+                resume=(out / "config.json").exists(),
+                evaluations=5,
+                seed=self.settings.seed,
+                progress=self.settings.progress,
+            )
+        except TrainingInterrupted:
+            raise TrainingInterrupted("stopped; the same command continues where it was") from None
+
+    def open(self, system: System) -> Opened:
+        """A system ready to search. The index of its cells is kept in memory until others are asked for."""
+        if system.engine == "flat":
+            return open_flat(self.keys)
+        if system.engine == "hnsw":
+            return self._hnsw(system.links)
+        cells = self.cells(system.cells)
+        model = None
+        if system.router == LINEAR:
+            model = self.linear(cells)
+        elif system.router != CENTROID:
+            model = load_model(system.router)
+        router_for(model, cells.centroids)  # refuses a model of another shape
+        engine = self._engine(system, cells)
+        searcher = Searcher(engine, None, fingerprint=self.task.fingerprint)
+        if model is not None:
+            check_fits(model, self.task.fingerprint, searcher.cells_fingerprint)
+        return OpenedIVF(system, Searcher(engine, model, fingerprint=self.task.fingerprint))
+
+    def _engine(self, system: System, cells: Cells) -> FaissIVF:
+        wanted = (system.cells, system.storage)
+        if getattr(self, "_held", (None, None))[0] != wanted:
+            self._held: Any = (None, None)  # lets go of the old one first: two would need twice the memory
+            made = FaissIVF.build(self.keys, cells.assignment, cells.centroids, system.storage)
+            self._held = (wanted, made)
+        engine: FaissIVF = self._held[1]
+        return engine
+
+    def _hnsw(self, links: int) -> OpenedHNSW:
+        """The graph takes minutes to build: it is kept on disk."""
+        path = self.work / f"hnsw-{links}.faiss"
+        if path.exists():
+            return OpenedHNSW(faiss.read_index(str(path)))
+        made = open_hnsw(self.keys, links)
+        partial = path.with_name(path.name + ".partial")
+        faiss.write_index(made.index, str(partial))
+        partial.rename(path)
+        return made
+
+
+def _seconds(search: Search, batches: list[Floats], k: int, budget: int) -> NDArray[np.float64]:
+    """How long each batch takes."""
+    seconds = np.empty(len(batches))
+    for i, x in enumerate(batches):
+        started = time.perf_counter()
+        search(x, k, budget)
+        seconds[i] = time.perf_counter() - started
+    return seconds

@@ -1,0 +1,152 @@
+"""Raw runs on disk: what each query was answered, what that cost, how long it took.
+
+    results/
+      results.json            what is compared: the task, its queries, k
+      runs/NAME.npz           ids, scores, rank, scanned, scan: one row a query, val first, then test
+      runs/NAME.json          the system, its budget, FLOPs of network and coarse step, versions; written last
+      runs/NAME.times.npz     seconds by way, batch and threads, beside those of a yardstick taken in turns
+      work/                   partitions, trained routers, graphs: saves time, may be deleted
+
+A run that is stored is not run again. Metrics, fronts, plots and sentences are derived from these files
+alone, so that a new metric costs nothing and any figure can be traced.
+"""
+
+import io
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.bench.machine import describe
+from amips.bench.systems import System
+from amips.errors import ResultsError
+from amips.files import differing, read_json, write_atomic, write_json
+
+RESULTS, RUNS, WORK = "results.json", "runs", "work"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system with one budget, on the val and the test queries.
+
+    Args:
+        ids, scores: [m, k].
+        rank: [m], where the true top key is among the keys returned, from 1; 0 if it is not.
+        scanned, scan: [m], keys scored and FLOPs of that.
+        network, coarse: FLOPs for each query.
+        times: seconds a query, [rounds] or (batch 1) [rounds, queries], by "way/batch/threads"; under the
+            same name with "yardstick/" before it, what the yardstick took just before, [rounds].
+    """
+
+    system: System
+    budget: int
+    ids: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    rank: NDArray[np.int32]
+    scanned: NDArray[np.int64]
+    scan: NDArray[np.int64]
+    network: int
+    coarse: int
+    times: dict[str, NDArray[np.float64]]
+
+
+class Store:
+    """A results directory, of one task."""
+
+    def __init__(self, path: str | Path, about: dict[str, Any] | None = None) -> None:
+        """Open results; with `about`, make them or check that they are of the same task."""
+        self.path = Path(path)
+        if about is None:
+            if not (self.path / RESULTS).exists():
+                raise ResultsError(f"{path} holds no {RESULTS}: it is not the results of amips bench")
+            self.about = read_json(self.path / RESULTS, ResultsError)
+            return
+        if (self.path / RESULTS).exists():
+            found = read_json(self.path / RESULTS, ResultsError)
+            if different := differing(found, about):
+                raise ResultsError(
+                    f"{path} holds results of another task or other settings ({different} differ); "
+                    "choose another out"
+                )
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ResultsError(f"{path} holds something else; choose another out")
+        (self.path / RUNS).mkdir(parents=True, exist_ok=True)
+        (self.path / WORK).mkdir(exist_ok=True)
+        if not (self.path / RESULTS).exists():
+            write_json(self.path / RESULTS, about)
+        self.about = about
+
+    def _file(self, system: System, budget: int, suffix: str) -> Path:
+        return self.path / RUNS / f"{system.slug}-b{budget}{suffix}"
+
+    def has(self, system: System, budget: int) -> bool:
+        """Whether the answers of this run are stored."""
+        return self._file(system, budget, ".json").exists()
+
+    def has_times(self, system: System, budget: int) -> bool:
+        """Whether its times are."""
+        return self._file(system, budget, ".times.npz").exists()
+
+    def put(self, run: Run, seed: int) -> None:
+        """Store the answers of a run; the description goes last and makes it count."""
+        arrays = {name: getattr(run, name) for name in ("ids", "scores", "rank", "scanned", "scan")}
+        _write_arrays(self._file(run.system, run.budget, ".npz"), arrays)
+        described = {
+            "kind": "run",
+            "format": FORMAT,
+            "system": asdict(run.system),
+            "name": run.system.name,
+            "budget": run.budget,
+            "network": run.network,
+            "coarse": run.coarse,
+            "seed": seed,
+            "machine": describe(),
+        }
+        write_json(self._file(run.system, run.budget, ".json"), described)
+
+    def put_times(self, system: System, budget: int, times: dict[str, NDArray[np.float64]]) -> None:
+        """Store the times of a run."""
+        _write_arrays(self._file(system, budget, ".times.npz"), dict(times))
+
+    def get(self, system: System, budget: int) -> Run:
+        """Read a run back."""
+        return self._read(self._file(system, budget, ".json"))
+
+    def runs(self) -> list[Run]:
+        """Every stored run."""
+        return [self._read(path) for path in sorted((self.path / RUNS).glob("*.json"))]
+
+    def _read(self, path: Path) -> Run:
+        about = read_json(path, ResultsError)
+        if about.get("kind") != "run" or about.get("format") != FORMAT:
+            raise ResultsError(f"{path} is not a run that this version of amips reads")
+        arrays = _read_arrays(path.with_suffix(".npz"))
+        timed = path.with_suffix(".times.npz")
+        try:
+            return Run(
+                System(**about["system"]),
+                int(about["budget"]),
+                network=int(about["network"]),
+                coarse=int(about["coarse"]),
+                times=_read_arrays(timed) if timed.exists() else {},
+                **arrays,
+            )
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ResultsError(f"{path} is damaged: {problem}") from None
+
+
+def _write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_atomic(path, buffer.getvalue())
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except Exception as problem:  # a damaged archive makes numpy and zipfile raise nearly anything
+        raise ResultsError(f"{path} is damaged: {str(problem).splitlines()[0]}") from None

@@ -1,0 +1,64 @@
+"""The paper's experiments as commands: each a function from a `Lab` to a `Summary`."""
+
+import importlib
+from pathlib import Path
+
+from amips.bench.summary import Summary
+from amips.errors import AmipsError
+from amips.files import write_atomic
+
+# The module and the function of each; imported when asked for, because most need torch.
+STUDIES = {
+    "routing": ("routing", "run"),
+    "routing128": ("routing", "run_128"),
+    "ivf": ("ivf", "run"),
+    "ood": ("ood", "run"),
+    "timing": ("timing", "run"),
+    "shift": ("shift", "run"),
+    "leak": ("leak", "run"),
+}
+
+
+def study(
+    name: str,
+    *,
+    data: str | Path,
+    out: str | Path,
+    scale: str = "small",
+    seed: int = 0,
+    progress: bool = False,
+) -> Summary:
+    """Run one of the paper's experiments and write its summary, table and figures to OUT/NAME.
+
+    Args:
+        name: one of `STUDIES`.
+        data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
+        out: where everything goes; studies that are given the same share their tasks and models.
+        scale: "smoke" (seconds), "small" (minutes on two cores) or "full" (the paper's settings).
+    """
+    if name not in STUDIES:
+        raise AmipsError(f"there is no study {name!r}; there are {', '.join(STUDIES)}")
+    try:
+        from amips.bench.studies.lab import Lab
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        raise AmipsError("studies need torch; pip install 'amips[train]'") from None
+    from amips.bench.figures import figures
+
+    module, function = STUDIES[name]
+    lab = Lab(data, scale, out, seed, progress)
+    made: Summary = getattr(importlib.import_module(f"amips.bench.studies.{module}"), function)(lab)
+    folder = lab.out / name
+    made.save(folder)
+    write_atomic(folder / "table.md", markdown(made).encode())
+    figures(made, folder)
+    return made
+
+
+def markdown(summary: Summary) -> str:
+    """What was found and the tables, as Markdown."""
+    parts = [f"# {summary.title}", "\n".join(summary.verdict)]
+    parts += [f"## {table.title}\n\n{table.markdown()}" for table in summary.tables]
+    parts += [f"`{summary.command}`", ", ".join(f"{k} {v}" for k, v in summary.machine.items())]
+    return "\n\n".join(parts) + "\n"

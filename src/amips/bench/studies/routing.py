@@ -1,0 +1,211 @@
+"""Routing: with few cells, is the top key in the cells that a router scores best, and at what cost?
+
+The paper clusters the keys into c = 10 cells (of 10 k-means runs the most even), trains SupportNet and
+KeyNet to predict the support value of every cell, and searches the best 1 to 5 cells exhaustively; then
+once more with c = 128, a SupportNet XS of 8 layers, and 1 to 32 cells. Routing accuracy is the share of
+queries whose top key lies in the cells searched; FLOPs are those of choosing cells and of searching them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from amips.bench.derive import Bootstrap, Family
+from amips.bench.facts import training_curves
+from amips.bench.machine import describe
+from amips.bench.studies.lab import Lab
+from amips.bench.studies.searching import run_directory, run_systems
+from amips.bench.summary import Chart, Panel, Series, Summary, Table
+from amips.bench.systems import System
+from amips.nets import KeyNet, SupportNet
+from amips.task import Task
+
+TOP = (1, 2, 3, 4, 5)
+TOP_128 = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network of the study, and what it is called."""
+
+    name: str
+    network: SupportNet | KeyNet
+
+
+def entries(scale: str, sizes: tuple[str, ...]) -> list[Entry]:
+    """Sizes, depths and injections, as far as the scale allows."""
+    if scale == "smoke":
+        shapes: list[tuple[str, int, int | str]] = [("XS", 2, "all")]
+    elif scale == "small":
+        # One thing is varied at a time: there is a minute and a half for each.
+        shapes = [(size, 4, "all") for size in sizes] + [("XS", 8, "all"), ("XS", 4, 0)]
+    else:
+        shapes = [(size, depth, inject) for size in sizes for depth in (4, 8, 16) for inject in (0, "all")]
+    made = []
+    for kind in (SupportNet, KeyNet):
+        for size, depth, inject in shapes:
+            layers = depth - 1 if inject == "all" else inject
+            made.append(
+                Entry(
+                    f"{kind.__name__} {size}, L = {depth}, n_x = {layers}",
+                    kind(size=size, depth=depth, inject=inject),
+                )
+            )
+    return made
+
+
+def run(lab: Lab) -> Summary:
+    """c = 10."""
+    task = lab.task(min(10, lab.keys.n // 4), runs=10)
+    summary = _run(lab, task, "routing", entries(lab.scale.name, lab.scale.sizes), TOP)
+    note = (
+        "The paper (its figure, no table): on NQ (2.6M keys) both networks beat the centroids at all "
+        "budgets, by at least 10 points at k = 1, and come near 100 % at k = 5; on Quora (513K keys) the "
+        "centroids do well where the budget is small. It trains on 1 to 10 billion samples."
+    )
+    return _with_note(summary, note)
+
+
+def run_128(lab: Lab) -> Summary:
+    """c = 128."""
+    task = lab.task(min(128, lab.keys.n // 4))
+    depth = 2 if lab.scale.name == "smoke" else 8
+    entry = Entry(f"SupportNet XS, L = {depth}", SupportNet(size="XS", depth=depth))
+    summary = _run(lab, task, "routing128", [entry], TOP_128, share=2.0)
+    note = (
+        "The paper on NQ (2.6M keys, 1 billion samples): at k = 1 SupportNet 72 %, centroids 56 %; at k = 4 "
+        "SupportNet 95 %, which centroids reach at k = 16."
+    )
+    return _with_note(summary, note)
+
+
+def _run(
+    lab: Lab, task: Task, name: str, networks: list[Entry], top: tuple[int, ...], share: float = 1.0
+) -> Summary:
+    runs: dict[str, str] = {}
+    systems = [System(cells=task.c)]
+    seen: dict[str, int] = {}
+    for entry in networks:
+        slug = "".join(ch if ch.isalnum() else "-" for ch in entry.name.lower())
+        model = lab.model(task, entry.network, slug, share=share)
+        directory = str(run_directory(lab, slug, task))
+        runs[directory] = entry.name
+        seen[entry.name] = int(model.about["samples"])
+        systems.append(System(cells=task.c, router=directory, label=entry.name))
+    linear = lab.linear(task)
+    seen["linear"] = int(linear.about["samples"])
+    systems.append(
+        System(cells=task.c, router=str(run_directory(lab, f"linear-{task.c}", task)), label="linear")
+    )
+    tested, _ = run_systems(lab, task, name, systems, [k for k in top if k <= task.c], times=False)
+    base = next(family for family in tested if family.role == "baseline")
+    contenders = [family for family in tested if family is not base]
+    scale = lab.scale
+    budget = f"{scale.minutes} minutes" if scale.minutes is not None else f"{scale.samples:,} samples"
+    return Summary(
+        name=name,
+        title=f"Routing among {task.c} cells",
+        verdict=_verdict(base, contenders, task),
+        tables=[_table([base, *contenders], task, seen)],
+        charts=[_chart(name, [base, *contenders], task)],
+        facts=[
+            ("keys", f"{task.n:,}"),
+            ("training queries", f"{len(task.train):,}"),
+            ("test queries", f"{len(task.test):,}"),
+            ("imbalance of the cells", f"{task.cells.imbalance:.3f}"),
+        ],
+        curves=training_curves(runs),
+        method=[
+            f"Each network was trained for {budget} times {share:g} (recipe {scale.recipe!r}), the linear "
+            "router for half of that; nothing was chosen on the test queries. Cells are spherical k-means.",
+            "Routing accuracy is the share of test queries whose top key lies in the k cells searched; FLOPs "
+            "are those of the router and of the exhaustive search in these cells.",
+        ],
+        command=f"amips study {name} --data DATA --scale {scale.name} --out OUT",
+        machine=describe(),
+        values={
+            "accuracy": {f.name: f.recalls("recall@1").tolist() for f in tested},
+            "flops": {f.name: f.costs("flops").tolist() for f in tested},
+            "k": [run.run.budget for run in base.runs],
+            "samples": seen,
+        },
+    )
+
+
+def _sorted(family: Family) -> list[Any]:
+    return sorted(family.runs, key=lambda run: run.run.budget)
+
+
+def _accuracy(family: Family) -> list[float]:
+    return [float(run.metric("recall@1").mean()) for run in _sorted(family)]
+
+
+def _flops(family: Family) -> list[float]:
+    return [float(run.cost("flops").mean()) for run in _sorted(family)]
+
+
+def _table(shown: list[Family], task: Task, seen: dict[str, int]) -> Table:
+    full = 2 * task.n * task.d
+    ks = [run.run.budget for run in _sorted(shown[0])]
+    rows = []
+    for family in shown:
+        cells = [
+            f"{accuracy:.1%} ({flops / full:.1%})"
+            for accuracy, flops in zip(_accuracy(family), _flops(family), strict=True)
+        ]
+        samples = seen.get(family.name)
+        rows.append([family.name, "-" if samples is None else f"{samples / 1e6:.2f}", *cells])
+    head = ["routed by", "million samples", *(f"k = {k}" for k in ks)]
+    return Table("Routing accuracy (FLOPs as a share of a full scan)", head, rows)
+
+
+def _with_note(summary: Summary, note: str) -> Summary:
+    table = summary.tables[0]
+    told = Table(table.title, table.head, table.rows, note)
+    return Summary(**{**vars(summary), "tables": [told, *summary.tables[1:]]})
+
+
+def _chart(name: str, shown: list[Family], task: Task) -> Chart:
+    series = []
+    for family in shown:
+        ks = [run.run.budget for run in _sorted(family)]
+        x, y = _flops(family), _accuracy(family)
+        text = [f"{family.name}, {k} cells: {a:.1%}, {f:.3g} FLOPs" for k, a, f in zip(ks, y, x, strict=True)]
+        role: Any = family.role
+        series.append(Series(family.name, x, y, text, "line", role))
+    panel = Panel("", "FLOPs a query", "routing accuracy", series, log_x=True)
+    return Chart(name, f"Routing accuracy against FLOPs, {task.c} cells", [panel])
+
+
+def _verdict(base: Family, contenders: list[Family], task: Task) -> list[str]:
+    """At k = 1, with a paired bootstrap over queries; then who needs the fewest FLOPs for 95 %."""
+    bootstrap = Bootstrap(len(task.test))
+    first = _sorted(base)[0].metric("recall@1")
+    said = []
+    for family in contenders:
+        gain = _sorted(family)[0].metric("recall@1") - first
+        drawn = bootstrap.weights @ gain.astype(np.float32)
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        said.append((float(gain.mean()), float(low), float(high), family))
+    best = max(said, key=lambda one: one[0])
+    sure = "" if best[1] > 0 or best[2] < 0 else " (no sure difference)"
+    sentences = [
+        f"In the best cell alone (k = 1) the centroids find {first.mean():.1%} of the top keys of "
+        f"{len(task.test):,} held-out queries; the best of the learned routers, {best[3].name}, finds "
+        f"{first.mean() + best[0]:.1%}: {100 * best[0]:+.1f} points, 95 % interval {100 * best[1]:+.1f} to "
+        f"{100 * best[2]:+.1f}{sure}."
+    ]
+    wins = [one[3].name for one in said if one[1] > 0]
+    losses = [one[3].name for one in said if one[2] < 0]
+    if wins:
+        sentences.append(f"Surely better than centroids at k = 1: {'; '.join(wins)}.")
+    if losses:
+        sentences.append(f"Surely worse: {'; '.join(losses)}.")
+    target = 0.95
+    costs = {family.name: family.cost_at("flops", "recall@1", target) for family in [base, *contenders]}
+    reached = {name: cost for name, cost in costs.items() if not np.isnan(cost)}
+    if reached:
+        cheapest = min(reached, key=lambda name: reached[name])
+        sentences.append(f"The fewest FLOPs for {target:.0%} accuracy: {cheapest}.")
+    return sentences

@@ -1,0 +1,151 @@
+"""What a bench or a study ends in: sentences, tables and charts, as plain values in one JSON file.
+
+    results/
+      summary.json    what is defined here; the report, the figures and the documentation are drawn from it
+      runs/           raw runs, from which a bench derives its summary (see `bench.store`)
+
+Charts are described, not drawn: the same description becomes an interactive page (`bench.report`) and
+PNG or SVG files (`bench.figures`).
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from amips.errors import ResultsError
+from amips.files import read_json, write_json
+
+SUMMARY = "summary.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, cloud of points or set of bars; `text` is what hovering over each point shows.
+
+    `group` says what role it plays, which decides how it is drawn: what is compared, what it is compared
+    with, or a line to know about. A reference with a single point is a marker.
+    """
+
+    name: str
+    x: list[float]
+    y: list[float]
+    text: list[str] = field(default_factory=list)
+    kind: Literal["line", "points", "bars"] = "line"
+    group: Literal["baseline", "contender", "reference"] = "contender"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A density over the plane: `z` [rows of y][columns of x]."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    z: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. `marks` are vertical lines: (name, x)."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: list[Series] = field(default_factory=list)
+    log_x: bool = False
+    log_y: bool = False
+    grids: list[Grid] = field(default_factory=list)
+    marks: list[tuple[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels side by side under one title; `name` is what its files are called."""
+
+    name: str
+    title: str
+    panels: list[Panel]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """As a Markdown table with its note; a `|` in a cell is escaped."""
+
+        def line(cells: list[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+        lines = [line(self.head), "|" + " --- |" * len(self.head), *map(line, self.rows)]
+        return "\n".join([*lines, *(["", self.note] if self.note else [])])
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything a reader is told.
+
+    Args:
+        name: "bench", or the name of the study.
+        title: a headline.
+        verdict: sentences, the most important first.
+        tables, charts: in the order in which they are shown.
+        facts: of the data: (what, value).
+        curves: charts of the training of the models, if any.
+        method: how it was measured, in paragraphs.
+        command: what makes this again.
+        machine: processor, threads, versions.
+        values: figures by name, for tests and for other programs.
+    """
+
+    name: str
+    title: str
+    verdict: list[str]
+    tables: list[Table] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    curves: list[Chart] = field(default_factory=list)
+    method: list[str] = field(default_factory=list)
+    command: str = ""
+    machine: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, directory: Path) -> None:
+        """Write summary.json, atomically."""
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / SUMMARY, {"kind": "summary", "format": FORMAT, **asdict(self)})
+
+
+def load_summary(directory: str | Path) -> Summary:
+    """Read summary.json of a results directory."""
+    path = Path(directory) / SUMMARY
+    if not path.exists():
+        raise ResultsError(f"{directory} holds no {SUMMARY}: it is not the results of amips bench or study")
+    values = read_json(path, ResultsError)
+    if values.pop("kind", None) != "summary" or values.pop("format", None) != FORMAT:
+        raise ResultsError(f"{path} is not a summary that this version of amips reads")
+    try:
+        values["tables"] = [Table(**table) for table in values["tables"]]
+        values["charts"] = [_chart(chart) for chart in values["charts"]]
+        values["curves"] = [_chart(chart) for chart in values["curves"]]
+        values["facts"] = [(str(what), str(value)) for what, value in values["facts"]]
+        return Summary(**values)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise ResultsError(f"{path} is damaged: {problem}") from None
+
+
+def _chart(values: dict[str, Any]) -> Chart:
+    panels = []
+    for panel in values["panels"]:
+        series = [Series(**one) for one in panel["series"]]
+        grids = [Grid(**one) for one in panel["grids"]]
+        marks = [(str(name), float(x)) for name, x in panel["marks"]]
+        panels.append(Panel(**{**panel, "series": series, "grids": grids, "marks": marks}))
+    return Chart(**{**values, "panels": panels})

@@ -1,0 +1,228 @@
+"""What is said of stored runs: the verdict, tables, charts."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from amips.bench.derive import (
+    Axis,
+    Bootstrap,
+    Family,
+    Measured,
+    Metric,
+    families,
+    families_on_val,
+    front,
+    within,
+    yardstick_seconds,
+)
+from amips.bench.facts import facts, top_scores, training_curves
+from amips.bench.machine import describe, threads
+from amips.bench.running import Settings
+from amips.bench.store import Store
+from amips.bench.summary import Chart, Panel, Series, Summary, Table
+from amips.bench.systems import System, model_label
+from amips.bench.verdict import TARGETS, give_verdict
+from amips.nets import Model
+from amips.task import Task
+
+AXES: dict[Axis, str] = {
+    "flops": "FLOPs a query",
+    "scanned": "keys scanned, share of all",
+    "single/1": "us a query, batch 1, 1 thread",
+    "single/all": "us a query, batch 1, all threads",
+    "batch/1": "us a query, large batch, 1 thread",
+    "batch/all": "us a query, large batch, all threads",
+}
+METRICS: tuple[Metric, ...] = ("recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr")
+
+
+def summarize(
+    task: Task, store: Store, settings: Settings, systems: list[System], models: dict[str, Model]
+) -> Summary:
+    """Everything that is said of stored runs; the runs of other systems in the store are left out."""
+    wanted = {system.slug: system for system in systems}
+    runs = [run for run in store.runs() if run.system.slug in wanted]
+    val, true = len(task.val), np.asarray(task.test.top_ids)
+    tested = families(runs, val, true, task.n)
+    on_val = families_on_val(runs, val, np.asarray(task.val.top_ids), task.n)
+    seconds = yardstick_seconds(runs)
+    batch = min(settings.batch, len(task.test))
+    bootstrap = Bootstrap(len(task.test), seed=settings.seed)
+    verdict = give_verdict(tested, on_val, bootstrap, len(task.test), batch, seconds)
+    values = {
+        "chosen": verdict.chosen,
+        "costs": _costs(tested, seconds, task),
+        "points": [_point(run, family.name, seconds) for family in tested for run in family.runs],
+    }
+    return Summary(
+        name="bench",
+        title=f"Learned search on {task.n:,} keys",
+        verdict=verdict.sentences,
+        tables=[
+            _ratio_table(tested, bootstrap, batch),
+            _cost_table(tested, seconds, task),
+            _point_table(tested, seconds, task),
+        ],
+        charts=_charts(tested, seconds, task),
+        facts=facts(task),
+        curves=[*top_scores(task), *training_curves({run: model_label(run, m) for run, m in models.items()})],
+        method=_method(task, settings, batch),
+        command=f"amips bench TASK --minutes {settings.minutes} --rounds {settings.rounds} --out RESULTS",
+        machine=describe(),
+        values=values,
+    )
+
+
+def _point(measured: Measured, family: str, seconds: dict[str, float]) -> dict[str, Any]:
+    """One run in plain figures."""
+    run = measured.run
+    point: dict[str, Any] = {"family": family, "system": run.system.name, "budget": run.budget}
+    point |= {metric: float(measured.metric(metric).mean()) for metric in METRICS}
+    point |= {"network": run.network, "coarse": run.coarse, "scan": float(run.scan[measured.rows].mean())}
+    for axis in AXES:
+        cost = measured.cost(axis)
+        if cost is not None:
+            query = axis in ("flops", "scanned")
+            point[axis] = float(cost.mean()) if query else float(np.median(cost)) * seconds[axis]
+            if not query:
+                point[f"{axis} spread"] = [float(v) * seconds[axis] for v in np.quantile(cost, [0.25, 0.75])]
+    return point
+
+
+def _costs(tested: list[Family], seconds: dict[str, float], task: Task) -> list[dict[str, Any]]:
+    """Cost at recall for each family, target and axis; FLOPs and keys as shares of all, times in seconds."""
+    rows = []
+    units: dict[str, float] = {**seconds, "flops": 1 / (2 * task.n * task.d), "scanned": 1 / task.n}
+    for metric, target in TARGETS:
+        for family in tested:
+            costs = {axis: family.cost_at(axis, metric, target) * units.get(axis, math.nan) for axis in AXES}
+            known: dict[str, Any] = {
+                axis: (None if math.isnan(cost) else cost) for axis, cost in costs.items()
+            }
+            rows.append({"metric": metric, "recall": target, "family": family.name, **known})
+    return rows
+
+
+def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> Table:
+    rows = []
+    for cost in _costs(tested, seconds, task):
+        shares = [cost["flops"], cost["scanned"]]
+        times = [cost[axis] for axis in ("single/1", "single/all", "batch/1", "batch/all")]
+        rows.append(
+            [
+                f"{cost['metric']} {cost['recall']:.2f}",
+                cost["family"],
+                *("not reached" if v is None else f"{v:.2%}" for v in shares),
+                *("-" if v is None else f"{v * 1e6:,.0f}" for v in times),
+            ]
+        )
+    head = ["recall", "routed by", "FLOPs, share of a full scan", "keys scanned"]
+    head += ["us: batch 1, 1 thread", "batch 1, all", "large batch, 1 thread", "large batch, all"]
+    note = "Each the best over all its numbers of cells and probes; between measured points, interpolated."
+    return Table("What a recall costs", head, rows, note)
+
+
+def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Table:
+    base = next((family for family in tested if family.role == "baseline"), None)
+    rows = []
+    axes: list[Axis] = ["flops", "scanned", "single/1", "batch/1"]
+    for metric, target in TARGETS:
+        for family in tested:
+            if base is None or family.role != "contender":
+                continue
+            ratios = [bootstrap.ratio(base, family, axis, metric, target) for axis in axes]
+            cells = ["-" if r is None else f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios]
+            rows.append([f"{metric} {target:.2f}", family.name, *cells])
+    head = ["recall", "routed by", "FLOPs", "keys scanned", "time, batch 1", f"time, batch {batch:,}"]
+    note = (
+        "How many times less than the best centroid routing: above 1 is a gain. In brackets the 95 % "
+        "bootstrap interval over queries (for times, over rounds too); - where one does not reach the recall."
+    )
+    return Table("Against the best FAISS IVF", head, rows, note)
+
+
+def _point_table(tested: list[Family], seconds: dict[str, float], task: Task) -> Table:
+    """The points of each family's FLOPs front."""
+    rows = []
+    for family in tested:
+        for i in front(family.costs("flops"), family.recalls("recall@10")):
+            run = family.runs[int(i)].run
+            point = _point(family.runs[int(i)], family.name, seconds)
+            times = [point.get(axis) for axis in ("single/1", "batch/1")]
+            rows.append(
+                [
+                    family.name,
+                    f"{run.system.cells:,}" if run.system.engine == "ivf" else "-",
+                    f"{run.budget:,}",
+                    *(f"{point[m]:.3f}" for m in ("recall@1", "recall@10", "recall@0.1%", "mrr")),
+                    *(f"{point[part] / 1e6:.2f}" for part in ("network", "coarse", "scan")),
+                    f"{point['scanned'] / task.n:.2%}",
+                    *("-" if t is None else f"{t * 1e6:,.0f}" for t in times),
+                ]
+            )
+    head = ["routed by", "cells", "probes", "recall@1", "recall@10", "recall@0.1%", "MRR"]
+    head += ["MFLOP: network", "coarse", "scan", "keys scanned", "us, batch 1", "us, large batch"]
+    return Table("The best points of each", head, rows, "One thread. For HNSW the budget is efSearch.")
+
+
+def _charts(tested: list[Family], seconds: dict[str, float], task: Task) -> list[Chart]:
+    """Recall@10 against each of the axes, then recall@1."""
+    made = []
+    groups: list[tuple[str, str, tuple[Axis, ...]]] = [
+        ("cost", "against FLOPs, keys scanned and time", ("flops", "scanned", "single/1")),
+        ("time", "against time", ("single/1", "single/all", "batch/1", "batch/all")),
+    ]
+    metrics: tuple[Metric, ...] = ("recall@10", "recall@1")
+    for metric in metrics:
+        for name, words, axes in groups:
+            panels = [_panel(tested, axis, metric, seconds, task) for axis in axes]
+            panels = [panel for panel in panels if panel.series]
+            if panels:
+                slug = f"{metric.replace('@', '')}-{name}"
+                caption = "The front of each way of routing, over all its numbers of cells and probes."
+                made.append(Chart(slug, f"{metric[0].upper()}{metric[1:]} {words}", panels, caption))
+    return made
+
+
+def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, float], task: Task) -> Panel:
+    units: dict[str, float] = {"flops": 1.0, "scanned": 1 / task.n}
+    unit = units.get(axis, seconds.get(axis, math.nan) * 1e6)
+    series = []
+    for family in tested:
+        cost, recall = family.costs(axis), family.recalls(metric)
+        known = np.flatnonzero(~np.isnan(cost))
+        if len(known) == 0:
+            continue
+        best = known[front(cost[known], recall[known])]
+        texts = []
+        for i in best:
+            run = family.runs[int(i)].run
+            where = f"{run.system.name}, " + ("efSearch" if run.system.engine == "hnsw" else "probes")
+            shown = f"{cost[i] * unit:.4g}"
+            texts.append(f"{where} {run.budget:,}: {metric} {recall[i]:.4f}, {AXES[axis]} {shown}")
+        role: Any = family.role
+        points = [float(v) for v in cost[best] * unit]
+        series.append(Series(family.name, points, [float(v) for v in recall[best]], texts, "line", role))
+    return Panel("", AXES[axis], metric, series, log_x=True)
+
+
+def _method(task: Task, settings: Settings, batch: int) -> list[str]:
+    deep = ", ".join(f"{count:,}" for count in within(task.n))
+    return [
+        f"Everything is measured on {len(task.test):,} test queries that nothing was trained on or "
+        f"chosen by; the contender of the verdict was chosen on {len(task.val):,} val queries. The split is "
+        "by source query, before noise is added. Ground truth is exact.",
+        "The baseline is FAISS IVF with spherical k-means and inner products, at every number of cells of "
+        "the sweep; its Pareto front over all of them is what others are compared with. Contenders have "
+        "the same choice of cells. Times of the baseline are the faster of FAISS's own search and of the "
+        "scan that the contenders use.",
+        "FLOPs are counted from shapes and list sizes for each query: network, coarse scores and scan; a "
+        "multiply-add is 2. HNSW counts the distances it computed.",
+        f"Times are for k = {settings.k}, warm, {settings.rounds} rounds, medians, on 1 and on {threads()} "
+        f"threads, at batch 1 and at batch {batch:,}. Each is taken right after that of a fixed FAISS "
+        "search, and is stored and compared as the ratio of the two, so that a machine whose speed drifts "
+        "does not decide the comparison; microseconds are that ratio times the median of the fixed search.",
+        f"recall@0.01%, @0.1% and @0.5% tell whether the top key is among the first {deep} keys returned.",
+    ]

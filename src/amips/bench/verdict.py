@@ -1,0 +1,164 @@
+"""Whether learning pays, in words."""
+
+import math
+from dataclasses import dataclass
+
+from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio
+
+TARGETS: tuple[tuple[Metric, float], ...] = (
+    ("recall@1", 0.90),
+    ("recall@1", 0.95),
+    ("recall@10", 0.90),
+    ("recall@10", 0.95),
+)
+HEADLINES = (0.95, 0.90, 0.80, 0.70, 0.50)  # the first that both sides reach
+REGIMES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+SMALL = 0.02  # a ratio this near to 1 is no difference worth a word
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The sentences, and the contender that they are about; None when there is none."""
+
+    sentences: list[str]
+    chosen: str | None
+
+
+def choose(on_val: list[Family]) -> str | None:
+    """The contender that costs the fewest FLOPs on the val queries at the highest recall any reaches."""
+    contenders = [family for family in on_val if family.role == "contender"]
+    for target in HEADLINES:
+        costs = {f.name: f.cost_at("flops", "recall@10", target) for f in contenders}
+        reached = {name: cost for name, cost in costs.items() if not math.isnan(cost)}
+        if reached:
+            return min(reached, key=lambda name: reached[name])
+    return None
+
+
+def give_verdict(
+    tested: list[Family],
+    on_val: list[Family],
+    bootstrap: Bootstrap,
+    queries: int,
+    batch: int,
+    seconds: dict[str, float],
+) -> Verdict:
+    """What a person wants to know: does it pay, how much, where not, and what else there is."""
+    base = next((family for family in tested if family.role == "baseline"), None)
+    name = choose(on_val)
+    ours = next((family for family in tested if family.name == name), None)
+    sentences = []
+    if base is not None and ours is not None:
+        sentences = _comparison(base, ours, bootstrap, queries, batch)
+    sentences += _references(tested, ours or base, seconds, batch)
+    return Verdict(sentences or ["Nothing was compared: there is no baseline, or nothing beside it."], name)
+
+
+def _comparison(base: Family, ours: Family, bootstrap: Bootstrap, queries: int, batch: int) -> list[str]:
+    for target in HEADLINES:
+        ratio = bootstrap.ratio(base, ours, "flops", "recall@10", target)
+        if ratio is not None:
+            break
+    else:
+        return [f"{_title(ours.name)} does not reach recall@10 = {HEADLINES[-1]:.2f}: learning does not pay."]
+    parts = [f"{in_words(ratio, 'FLOPs', 'fewer', 'more')} ({interval(ratio)})"]
+    axes: list[tuple[Axis, str]] = [("single/1", "batch 1"), ("batch/1", f"batch {batch:,}")]
+    pays = ratio.better
+    for axis, words in axes:
+        timed = bootstrap.ratio(base, ours, axis, "recall@10", target)
+        if timed is not None:
+            said = in_words(timed, "time", "less", "more")
+            parts.append(f"{said} ({words}, one thread; {interval(timed)})")
+            pays = pays and timed.better
+    first = (
+        f"At recall@10 = {target:.2f} on {queries:,} held-out queries: {', '.join(parts)} than the best "
+        f"FAISS IVF ({_cells(base, target)}), by {ours.name} ({_cells(ours, target)})."
+    )
+    sentences = [first]
+    if ratio.worse or not (pays or ratio.better):
+        sentences.insert(0, "On this data, with these models, learning does not pay.")
+    elif not pays:
+        sentences.append("What is saved in FLOPs is not saved in time.")
+    return sentences + _regimes(base, ours, bootstrap)
+
+
+def _regimes(base: Family, ours: Family, bootstrap: Bootstrap) -> list[str]:
+    """Where the contender wins and where it does not, in FLOPs, from low recall to high."""
+    won, even, lost, missed = [], [], [], []
+    for target in REGIMES:
+        ratio = bootstrap.ratio(base, ours, "flops", "recall@10", target)
+        if ratio is None:
+            if not math.isnan(base.cost_at("flops", "recall@10", target)):
+                missed.append(target)
+        elif ratio.better and ratio.value > 1 + SMALL:
+            won.append(target)
+        elif ratio.worse and ratio.value < 1 - SMALL:
+            lost.append(target)
+        else:
+            even.append(target)
+    sentences = []
+    if won:
+        sentences.append(f"It needs fewer FLOPs at recall@10 {_listed(won)}.")
+    if even:
+        sentences.append(f"At recall@10 {_listed(even)} centroid routing is as good.")
+    if lost:
+        sentences.append(f"At recall@10 {_listed(lost)} centroid routing is better.")
+    if missed:
+        sentences.append(f"It does not reach recall@10 {_listed(missed)}, which centroid routing does.")
+    return sentences
+
+
+def _references(
+    tested: list[Family], ours: Family | None, seconds: dict[str, float], batch: int
+) -> list[str]:
+    """How far the graph and the exact scan are: lines to know about, whichever side they favour."""
+    sentences = []
+    if ours is None:
+        return []
+    modes: list[tuple[Axis, str]] = [("single/1", "batch 1"), ("batch/1", f"batch {batch:,}")]
+    for family in tested:
+        if family.role != "reference" or len(family.runs) < 2:
+            continue
+        for target in HEADLINES:
+            parts = []
+            for axis, words in modes:
+                there, here = (f.cost_at(axis, "recall@10", target) for f in (family, ours))
+                if not (math.isnan(there) or math.isnan(here)):
+                    factor = here / there
+                    text = f"{factor:.1f}x faster" if factor >= 1 else f"{1 / factor:.1f}x slower"
+                    parts.append(f"{text} at {words} ({there * seconds[axis] * 1e6:,.0f} us a query)")
+            if parts:
+                sentences.append(
+                    f"For reference, {family.name}, at recall@10 = {target:.2f} on one thread, is "
+                    f"{' and '.join(parts)} than {ours.name}; a graph takes longer to build and more memory."
+                )
+                break
+    return sentences
+
+
+def in_words(ratio: Ratio, what: str, less: str, more: str) -> str:
+    """ "1.9x fewer FLOPs", "1.2x more time" or "the same FLOPs"."""
+    if not (ratio.better or ratio.worse) or abs(ratio.value - 1) <= SMALL:
+        return f"about the same {what}"
+    return f"{ratio.value:.2f}x {less} {what}" if ratio.value > 1 else f"{1 / ratio.value:.2f}x {more} {what}"
+
+
+def interval(ratio: Ratio) -> str:
+    """The ratio with its 95 % interval."""
+    return f"ratio {ratio.value:.2f}, 95 % interval {ratio.low:.2f} to {ratio.high:.2f}"
+
+
+def _cells(family: Family, target: float) -> str:
+    nearest = family.nearest("flops", "recall@10", target)
+    if nearest is None:
+        return "not reached"
+    return f"{nearest.run.system.cells:,} cells, {nearest.run.budget:,} probes"
+
+
+def _listed(values: list[float]) -> str:
+    texts = [f"{value:.2f}" for value in values]
+    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " and " + texts[-1]
+
+
+def _title(text: str) -> str:
+    return text[:1].upper() + text[1:]
