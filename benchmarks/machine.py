@@ -1,52 +1,12 @@
-"""What every benchmark here shares: describing the machine, timing in turns, writing results."""
+"""What every benchmark here shares: ratios of rates, writing results."""
 
 import json
-import os
-import platform
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+from amips.bench.machine import describe
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def describe() -> dict[str, object]:
-    """The processor, its threads, and the versions that matter."""
-    import faiss
-
-    cpu = "unknown"
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    return {
-        "cpu": cpu,
-        "threads": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "faiss": faiss.__version__,
-    }
-
-
-def in_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender, one after the other, round by round, after one warm round.
-
-    The speed of a shared machine drifts: only times taken in turns can be compared.
-    """
-    for run in contenders.values():
-        run()
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in contenders.items():
-            started = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - started)
-    return times
 
 
 def ratio(times: dict[str, list[float]], flops: dict[str, float], name: str, base: str) -> float:

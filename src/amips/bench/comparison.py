@@ -71,10 +71,17 @@ def bench(
         "minutes": minutes,
         "seed": seed,
     }
+    if not systems:
+        raise AmipsError("systems is empty: there is nothing to compare")
     slugs = [system.slug for system in systems]  # a run that is not finished is refused here
     if len(set(slugs)) < len(slugs):
         twice = next(s for s in systems if slugs.count(s.slug) > 1)
         raise AmipsError(f"two of the systems are the same: {twice.name}")
+    called: dict[str, str] = {}
+    for system in systems:  # what has one name shares one front
+        if system.engine == "ivf" and called.setdefault(system.family, system.router) != system.router:
+            both = f"{called[system.family]} and {system.router}"
+            raise AmipsError(f"{both} are both called {system.family!r}: give one another label")
     store = Store(out, about)
     running = Bench(task, store, settings)
     for system in systems:

@@ -1,7 +1,9 @@
-"""What a figure was measured on."""
+"""What a figure was measured on, and taking times in turns."""
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,25 @@ def threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def in_turns(groups: list[dict[str, Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender, one after the other, round by round, after one warm round.
+
+    The speed of a shared machine drifts: only times taken in turns can be compared. A group is what uses
+    the same library: the threads of another wait busily for a while after its last call and slow down what
+    comes next, so the first of a group runs once before it is timed.
+    """
+    times: dict[str, list[float]] = {name: [] for group in groups for name in group}
+    for turn in range(rounds + 1):
+        for group in groups:
+            next(iter(group.values()))()
+            for name, work in group.items():
+                started = time.perf_counter()
+                work()
+                if turn:
+                    times[name].append(time.perf_counter() - started)
+    return times
 
 
 def _processor() -> str:

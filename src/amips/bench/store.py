@@ -12,6 +12,7 @@ alone, so that a new metric costs nothing and any figure can be traced.
 """
 
 import io
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,11 @@ class Store:
                 )
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise ResultsError(f"{path} holds something else; choose another out")
-        (self.path / RUNS).mkdir(parents=True, exist_ok=True)
-        (self.path / WORK).mkdir(exist_ok=True)
-        if not (self.path / RESULTS).exists():
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / RESULTS).exists():  # first of all: without it the rest is something else
             write_json(self.path / RESULTS, about)
+        (self.path / RUNS).mkdir(exist_ok=True)
+        (self.path / WORK).mkdir(exist_ok=True)
         self.about = about
 
     def _file(self, system: System, budget: int, suffix: str) -> Path:
@@ -113,13 +115,21 @@ class Store:
 
     def get(self, system: System, budget: int) -> Run:
         """Read a run back."""
-        return self._read(self._file(system, budget, ".json"))
+        return self._read(self._file(system, budget, ".json"), system)
 
-    def runs(self) -> list[Run]:
-        """Every stored run."""
-        return [self._read(path) for path in sorted((self.path / RUNS).glob("*.json"))]
+    def runs(self, systems: Iterable[System]) -> list[Run]:
+        """The stored runs of these systems, by budget.
 
-    def _read(self, path: Path) -> Run:
+        They are known by their file names. What a description says of the system is for people: since then
+        its router may have been moved, trained anew or removed.
+        """
+        found = []
+        for system in systems:
+            paths = (self.path / RUNS).glob(f"{system.slug}-b*.json")
+            found += sorted((self._read(path, system) for path in paths), key=lambda run: run.budget)
+        return found
+
+    def _read(self, path: Path, system: System) -> Run:
         about = read_json(path, ResultsError)
         if about.get("kind") != "run" or about.get("format") != FORMAT:
             raise ResultsError(f"{path} is not a run that this version of amips reads")
@@ -127,7 +137,7 @@ class Store:
         timed = path.with_suffix(".times.npz")
         try:
             return Run(
-                System(**about["system"]),
+                system,
                 int(about["budget"]),
                 network=int(about["network"]),
                 coarse=int(about["coarse"]),
@@ -149,4 +159,5 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except Exception as problem:  # a damaged archive makes numpy and zipfile raise nearly anything
-        raise ResultsError(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
+        said = " ".join(str(problem).split()) or type(problem).__name__
+        raise ResultsError(f"{path} is damaged: {said}") from None

@@ -157,6 +157,8 @@ def read_systems(path: str | Path) -> list[System]:
         counts = entry.get("cells", 0)
         for cells in counts if isinstance(counts, list) else [counts]:
             systems.append(_system({**entry, "cells": cells}, Path(path)))
+        if counts == []:
+            raise AmipsError(f"{path}: cells=[]: expected at least one number")
     return systems
 
 

@@ -42,8 +42,7 @@ def summarize(
     task: Task, store: Store, settings: Settings, systems: list[System], models: dict[str, Model]
 ) -> Summary:
     """Everything that is said of stored runs; the runs of other systems in the store are left out."""
-    wanted = {system.slug: system for system in systems}
-    runs = [run for run in store.runs() if run.system.slug in wanted]
+    runs = store.runs(systems)
     val, true = len(task.val), np.asarray(task.test.top_ids)
     tested = families(runs, val, true, task.n)
     on_val = families_on_val(runs, val, np.asarray(task.val.top_ids), task.n)

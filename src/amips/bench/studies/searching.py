@@ -37,8 +37,7 @@ def run_systems(
             if times:
                 bench.take_times(system, answered)
             shown.update()
-    wanted = {system.slug: system for system in systems}
-    runs = [run for run in store.runs() if run.system.slug in wanted]
+    runs = store.runs(systems)
     return families(runs, len(task.val), np.asarray(task.test.top_ids), task.n), runs
 
 

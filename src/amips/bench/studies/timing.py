@@ -4,7 +4,6 @@ The paper's table says what a gradient costs beside a score. Seconds belong to a
 two can be compared, and so can the share of the machine's limit that each reaches.
 """
 
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amips.bench.machine import describe
+from amips.bench.machine import describe, in_turns
 from amips.bench.studies.lab import Lab
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.learn.modules import Network
@@ -52,25 +51,6 @@ PAPER = {
 def name_of(runtime: str, network: str, size: str, output: str) -> str:
     """What a contender is called in the values of the summary."""
     return f"{runtime} {network} {size} {output}"
-
-
-def in_turns(groups: list[dict[str, Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender, one after the other, round by round, after one warm round.
-
-    The speed of a shared machine drifts: only times taken in turns can be compared. A group is what uses
-    the same library: the threads of another wait busily for a while after its last call and slow down what
-    comes next, so the first of a group runs once before it is timed.
-    """
-    times: dict[str, list[float]] = {name: [] for group in groups for name in group}
-    for turn in range(rounds + 1):
-        for group in groups:
-            next(iter(group.values()))()
-            for name, work in group.items():
-                started = time.perf_counter()
-                work()
-                if turn:
-                    times[name].append(time.perf_counter() - started)
-    return times
 
 
 def networks(network: Network, x: Floats) -> dict[tuple[str, str], Callable[[], object]]:

@@ -1,0 +1,94 @@
+"""docs/results.md, from committed results; nothing in it is typed by hand.
+
+    python benchmarks/results_page.py collect OUT    # copy summaries and figures of OUT to results/
+    python benchmarks/results_page.py page           # write docs/results.md from results/
+
+OUT holds one directory for each study, as `amips study ... --out OUT` makes it, and `bench`, as
+`amips bench ... --out OUT/bench` does.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from amips.bench import Summary, load_summary
+from amips.bench.figures import figures
+from amips.bench.summary import SUMMARY
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+ORDER = ("bench", "routing", "routing128", "ivf", "ood", "timing", "shift", "leak")
+POINTS = "The best points of each"  # hundreds of rows: they are in the report and in summary.json
+INTRODUCTION = """# Results
+
+Made by `python benchmarks/results_page.py page` from the files in `results/`; a test checks that both agree.
+All of it on 100,000 passages of Wikipedia and 199,490 questions that people asked (384 dimensions,
+all-MiniLM-L6-v2), held-out queries only, two cores, minutes of training. The paper trains on 1 to 10 billion
+samples: where a figure here falls short of the paper's, the budget is the first thing to think of, and the
+number of samples is given. Every section ends with the command that makes it; `DATA` is a directory with keys
+and queries.
+"""
+
+
+def rounded(value: object) -> object:
+    """Floats to six significant digits: a committed file is no larger than it tells."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return value
+
+
+def collect(out: Path) -> None:
+    """Copy what is published of each study: its summary and its figures."""
+    for name in ORDER:
+        if not (out / name / SUMMARY).exists():
+            print(f"{out / name}: nothing there", file=sys.stderr)
+            continue
+        target = RESULTS / name
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        summary = json.loads((out / name / SUMMARY).read_text())
+        (target / SUMMARY).write_text(json.dumps(rounded(summary)) + "\n")
+        figures(load_summary(target), target, formats=("png",))
+
+
+def section(name: str, summary: Summary) -> str:
+    """One study: what was found, tables, figures, how."""
+    parts = [f"## {summary.title}", "\n".join(f"- {sentence}" for sentence in summary.verdict)]
+    for table in summary.tables:
+        if table.title != POINTS:
+            parts.append(f"**{table.title}**\n\n{table.markdown()}")
+    for chart in [*summary.charts, *summary.curves]:
+        text = f"![{chart.title}](../results/{name}/{chart.name}.png)"
+        parts.append("\n\n".join([text, *([chart.caption] if chart.caption else [])]))
+    parts += [*summary.method, f"`{summary.command}`"]
+    parts.append(", ".join(f"{what} {value}" for what, value in summary.machine.items()) + ".")
+    return "\n\n".join(parts)
+
+
+def page() -> str:
+    """The whole page."""
+    sections = [section(n, load_summary(RESULTS / n)) for n in ORDER if (RESULTS / n / SUMMARY).exists()]
+    return "\n\n".join([INTRODUCTION.rstrip(), *sections]) + "\n"
+
+
+def main() -> None:
+    """Collect, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["collect", "page"])
+    parser.add_argument("out", type=Path, nargs="?")
+    o = parser.parse_args()
+    if o.what == "collect":
+        if o.out is None:
+            parser.error("collect needs OUT")
+        collect(o.out)
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
