@@ -156,7 +156,8 @@ def _write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # From memory: numpy leaves a damaged file open.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except Exception as problem:  # a damaged archive makes numpy and zipfile raise nearly anything
         said = " ".join(str(problem).split()) or type(problem).__name__
