@@ -72,7 +72,9 @@ class Store:
                     f"{path} holds results of another task or other settings ({different} differ); "
                     "choose another out"
                 )
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (
+            not self.path.is_dir() or any(file.name[0] != "." for file in self.path.iterdir())
+        ):
             raise ResultsError(f"{path} holds something else; choose another out")
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / RESULTS).exists():  # first of all: without it the rest is something else
