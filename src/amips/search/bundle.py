@@ -114,13 +114,16 @@ def load(path: str | Path, *, keys: Any = None, mmap: bool = False, verify: bool
         verify: check the SHA-256 of every file before it is read. Sizes are always checked.
     """
     path = Path(path)
-    before = _stamp(path)
-    try:
-        return _read(path, keys, mmap, verify)
-    except BundleError:
-        if _stamp(path) == before:
-            raise
-        return _read(path, keys, mmap, verify)  # it was replaced while it was being read
+    while True:
+        before = _stamp(path)
+        try:
+            return _read(path, keys, mmap, verify)
+        except (BundleError, FileNotFoundError) as problem:
+            if _stamp(path) != before:
+                continue  # it was replaced while it was being read, and its old files are gone
+            if isinstance(problem, BundleError):
+                raise
+            raise BundleError(f"{problem.filename} is missing") from None
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
