@@ -1,0 +1,1 @@
+"""Text in: reading corpora, encoders, pseudo-queries, data sets, relevance."""
