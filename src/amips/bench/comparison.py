@@ -11,7 +11,8 @@ from amips.bench.store import Store
 from amips.bench.summary import Summary
 from amips.bench.systems import System, default_systems, load_models, read_systems
 from amips.bench.telling import summarize
-from amips.errors import AmipsError
+from amips.errors import AmipsError, ResultsError
+from amips.files import locked
 from amips.progress import bar
 from amips.task import Task
 
@@ -83,16 +84,18 @@ def bench(
             both = f"{called[system.family]} and {system.router}"
             raise AmipsError(f"{both} are both called {system.family!r}: give one another label")
     store = Store(out, about)
-    running = Bench(task, store, settings)
-    for system in systems:
-        running.check(system)
-    # Systems on the same cells follow one another: one index at a time is in memory.
-    ordered = sorted(systems, key=lambda s: (s.engine != "ivf", s.engine, s.cells, s.storage))
-    with bar(len(ordered), "bench", "system", progress) as shown:
-        for system in ordered:
-            shown.set_postfix_str(system.name)
-            running.take_times(system, running.answer(system))
-            shown.update()
+    busy = ResultsError(f"another amips bench is at work in {out}; wait for it, or choose another out")
+    with locked(store.path / ".lock", busy):
+        running = Bench(task, store, settings)
+        for system in systems:
+            running.check(system)
+        # Systems on the same cells follow one another: one index at a time is in memory.
+        ordered = sorted(systems, key=lambda s: (s.engine != "ivf", s.engine, s.cells, s.storage))
+        with bar(len(ordered), "bench", "system", progress) as shown:
+            for system in ordered:
+                shown.set_postfix_str(system.name)
+                running.take_times(system, running.answer(system))
+                shown.update()
     made = summarize(task, store, settings, list(systems), loaded)
     made.save(store.path)
     return made

@@ -123,7 +123,7 @@ class OpenedHNSW:
 
 
 def budgets(system: System) -> list[int]:
-    """The ladder of a system, from cheap to dear; for cells 1, 2, 3, 4, 6, 8, 11, 16, ... up to all."""
+    """The ladder of a system, from cheap to dear; for cells 1, 2, 3, 4, 6, 8, 12, 17, ... up to all."""
     if system.engine == "flat":
         return [1]
     if system.engine == "hnsw":

@@ -72,7 +72,9 @@ class Store:
                     f"{path} holds results of another task or other settings ({different} differ); "
                     "choose another out"
                 )
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (
+            not self.path.is_dir() or any(file.name[0] != "." for file in self.path.iterdir())
+        ):
             raise ResultsError(f"{path} holds something else; choose another out")
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / RESULTS).exists():  # first of all: without it the rest is something else
@@ -156,7 +158,8 @@ def _write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # From memory: numpy leaves a damaged file open.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except Exception as problem:  # a damaged archive makes numpy and zipfile raise nearly anything
         said = " ".join(str(problem).split()) or type(problem).__name__

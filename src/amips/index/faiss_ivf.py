@@ -151,6 +151,8 @@ class FaissIVF:
     def _settle_ties(self, x: Floats, cells: Ids, scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
         """From FAISS's k + 1 results the k best, ties to the lower id; FAISS leaves their order open."""
         k = ids.shape[1] - 1
+        if not (scores[:, 1:] == scores[:, :-1]).any():  # FAISS's order is the only one
+            return scores[:, :k], ids[:, :k]
         tied = (scores[:, k - 1] == scores[:, k]) & (ids[:, k] >= 0)  # more keys than these may tie
         scores, ids = best_first(scores, ids, k)
         if tied.any():

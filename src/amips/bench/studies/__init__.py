@@ -4,8 +4,8 @@ import importlib
 from pathlib import Path
 
 from amips.bench.summary import Summary
-from amips.errors import AmipsError
-from amips.files import write_atomic
+from amips.errors import AmipsError, ResultsError
+from amips.files import locked, write_atomic
 
 # The module and the function of each; imported when asked for, because most need torch.
 STUDIES = {
@@ -48,7 +48,9 @@ def study(
 
     module, function = STUDIES[name]
     lab = Lab(data, scale, out, seed, progress)
-    made: Summary = getattr(importlib.import_module(f"amips.bench.studies.{module}"), function)(lab)
+    busy = ResultsError(f"another study is at work in {out}; wait for it, or choose another out")
+    with locked(lab.work / ".lock", busy):
+        made: Summary = getattr(importlib.import_module(f"amips.bench.studies.{module}"), function)(lab)
     folder = lab.out / name
     made.save(folder)
     write_atomic(folder / "table.md", markdown(made).encode())

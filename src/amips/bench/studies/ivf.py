@@ -27,11 +27,6 @@ def mapper(lab: Lab, task: Task, size: str) -> str:
     return str(run_directory(lab, name, task))
 
 
-def mapping_task(lab: Lab) -> Task:
-    """One cell, and at least one noisy copy of each query: the paper trains with noise."""
-    return lab.task(1, copies=max(1, lab.scale.copies))
-
-
 def counts(n: int) -> list[int]:
     """Numbers of cells of the indexes."""
     return sorted({max(2, round(factor * n**0.5)) for factor in CELLS})
@@ -39,7 +34,7 @@ def counts(n: int) -> list[int]:
 
 def run(lab: Lab) -> Summary:
     """Original, drop-in and routed, for every size."""
-    task = mapping_task(lab)
+    task = lab.mapping_task()
     sizes = SIZES if lab.scale.name != "smoke" else ("XS",)
     systems = [System(cells=c) for c in counts(task.n)]
     runs = {}

@@ -139,6 +139,10 @@ class Lab:
             self.keys, self.queries, out=self.work / name, cells=cells, progress=self.progress, **settings
         )
 
+    def mapping_task(self) -> Task:
+        """One cell, and at least one noisy copy of each query: the paper trains its mappers with noise."""
+        return self.task(1, copies=max(1, self.scale.copies))
+
     def model(
         self,
         task: Task,

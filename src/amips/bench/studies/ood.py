@@ -9,7 +9,7 @@ import numpy as np
 from amips import exact
 from amips.bench.derive import Family
 from amips.bench.machine import describe
-from amips.bench.studies.ivf import mapper, mapping_task
+from amips.bench.studies.ivf import mapper
 from amips.bench.studies.lab import Lab
 from amips.bench.studies.searching import run_systems
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
@@ -51,7 +51,7 @@ def perturbed(task: Task, sigma: float, seed: int) -> Task:
 
 def run(lab: Lab) -> Summary:
     """Recall@0.01% against FLOPs for every strength of noise."""
-    task = mapping_task(lab)
+    task = lab.mapping_task()
     directory = mapper(lab, task, "XS")
     cells = max(2, round(task.n**0.5))
     ways: tuple[Way, ...] = ("drop-in", "cells")

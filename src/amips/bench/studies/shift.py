@@ -116,7 +116,7 @@ def run(lab: Lab) -> Summary:
     halves = rng.permutation(len(at_keys))
     half = max(1, len(at_keys) // 2)
     floor = overlap(*(density(at_keys[ids], edges, bandwidth) for ids in (halves[:half], halves[-half:])))
-    scores = np.asarray(lab.task(1).test.top_scores[:, 0], np.float64)
+    scores = np.asarray(lab.mapping_task().test.top_scores[:, 0], np.float64)
     values = {
         "explained": plane.explained.tolist(),
         "apart": apart,
