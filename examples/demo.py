@@ -1,7 +1,7 @@
 """From text to learned search, on a corpus that every machine has: the docstrings of its Python packages.
 
-Collects them, makes queries out of them, encodes both, finds exact targets, trains routers, compares with tuned
-FAISS on held-out queries, and answers questions. What is already there is not done again.
+Collects them, makes queries out of them, encodes both, finds exact targets, trains routers, compares with
+tuned FAISS on held-out queries, and answers questions. What is already there is not done again.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from amips.bench import bench
 from amips.bench.report import report
 from amips.table import table
 from amips.text import Asker, Embedded, attach, collect, embed, make_queries
-from amips.text.texts import read_texts
 from amips.text.lines import line, writing
+from amips.text.texts import read_texts
 
 QUESTIONS = (
     "how do I read a csv file lazily",

@@ -321,8 +321,12 @@ def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
 @click.option("--minutes", default=0.5, help="Training time of each linear router.")
 @click.option("--rounds", default=3, help="How often each time is taken.")
 @click.option("--batch", default=1024, help="Queries in the large batch.")
+@click.option("--texts", type=_directory, help="What amips embed made of the task's texts: names for --qrels.")
+@click.option("--qrels", type=_directory, help="Relevance judgements: also measure nDCG@10 and recall@100.")
 @click.option("--seed", default=0)
-def bench(task: Path, models: tuple[Path, ...], **options: Any) -> None:
+def bench(
+    task: Path, models: tuple[Path, ...], texts: Path | None, qrels: Path | None, **options: Any
+) -> None:
     """Compare ways to search on the held-out queries of TASK, and say whether learning pays.
 
     By default: FAISS IVF with centroid routing and with a linear router over a sweep of cells, every given
@@ -330,7 +334,10 @@ def bench(task: Path, models: tuple[Path, ...], **options: Any) -> None:
     """
     from amips.bench import bench as run
 
-    made = run(task, models=list(models), progress=True, **options)
+    if (texts is None) != (qrels is None):
+        raise click.UsageError("--qrels and --texts go together: judgements, and the ids of queries and keys")
+    judgements = None if texts is None or qrels is None else read_judgements(task, texts, qrels)
+    made = run(task, models=list(models), judgements=judgements, progress=True, **options)
     told(made, options["out"])
 
 
@@ -405,6 +412,20 @@ def queries(corpus: str, **options: Any) -> None:
     )
     if options["corpus_out"] is not None:
         click.echo(f"{options['corpus_out']}: the corpus to index, {made.removed:,} queries removed from it")
+
+
+def read_judgements(task: Path, texts: Path, qrels: Path) -> Any:
+    """Judgements with the ids of the texts that a task was made of."""
+    from amips.bench import Judgements
+    from amips.bench.relevance import read_qrels
+    from amips.text import Embedded
+
+    embedded, found = Embedded(texts), amips.Task(task)
+    if embedded.fingerprint != found.fingerprint:
+        raise amips.TaskError(f"{task} was not made of the texts in {texts}: its keys are others")
+    if embedded.query_texts is None:
+        raise amips.AmipsError(f"{texts} holds no queries")
+    return Judgements(read_qrels(qrels), embedded.query_texts.ids(), embedded.key_texts.ids())
 
 
 def told(summary: Any, results: Path) -> None:

@@ -4,8 +4,13 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from amips.bench.derive import families
+from amips.bench.judged import Judgements, relevance_table
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
 from amips.bench.summary import Summary
@@ -27,6 +32,7 @@ def bench(
     rounds: int = 3,
     batch: int = 1024,
     seed: int = 0,
+    judgements: Judgements | None = None,
     progress: bool = False,
 ) -> Summary:
     """Compare systems on the held-out queries of a task: recall against FLOPs, keys scanned and time.
@@ -43,6 +49,8 @@ def bench(
         minutes: training time of each linear router that the systems ask for.
         rounds: how often each time is taken.
         batch: queries in the large batch.
+        judgements: what people judged relevant, for nDCG@10 and recall@100 of exact, centroid and learned
+            search.
         progress: show a progress bar when standard error is a terminal.
     """
     task = task if isinstance(task, Task) else Task(task)
@@ -83,6 +91,8 @@ def bench(
         if system.engine == "ivf" and called.setdefault(system.family, system.router) != system.router:
             both = f"{called[system.family]} and {system.router}"
             raise AmipsError(f"{both} are both called {system.family!r}: give one another label")
+    if judgements is not None:
+        judgements.check(task)
     store = Store(out, about)
     busy = ResultsError(f"another amips bench is at work in {out}; wait for it, or choose another out")
     with locked(store.path / ".lock", busy):
@@ -96,6 +106,11 @@ def bench(
                 shown.set_postfix_str(system.name)
                 running.take_times(system, running.answer(system))
                 shown.update()
-    made = summarize(task, store, settings, list(systems), loaded)
-    made.save(store.path)
+        made = summarize(task, store, settings, list(systems), loaded)
+        if judgements is not None:
+            tested = families(store.runs(systems), len(task.val), np.asarray(task.test.top_ids), task.n)
+            chosen = made.values["chosen"]
+            judged = relevance_table(task, store.path, running.work, tested, chosen, judgements, seed)
+            made = replace(made, tables=[*made.tables[:1], judged, *made.tables[1:]])
+        made.save(store.path)
     return made

@@ -97,8 +97,10 @@ def measure(
             everywhere in amips (trec_eval would take the larger name).
         drop_same_id: Leave out an answer with the id of its query: for data whose queries are keys (Quora).
     """
-    import ir_measures
-
+    try:
+        import ir_measures
+    except ModuleNotFoundError:
+        raise AmipsError("relevance needs ir-measures; pip install 'amips[text]'") from None
     ids, scores = np.asarray(ids), np.asarray(scores)
     _check(query_ids, key_ids, ids, scores)
     judged = [
