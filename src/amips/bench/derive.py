@@ -28,7 +28,7 @@ Axis = Literal["flops", "scanned", "single/1", "single/all", "batch/1", "batch/a
 
 SHARES = (0.0001, 0.001, 0.005)  # the paper's Recall@{0.01, 0.1, 0.5}% of n
 DRAWS = 1000
-MOST_WEIGHTS = 1 << 26  # numbers in memory: with very many queries there are fewer draws
+MOST_WEIGHTS = 1 << 25  # numbers in memory: with very many queries there are fewer draws
 
 
 def within(n: int) -> list[int]:
@@ -135,6 +135,11 @@ class Family:
         middle = np.mean if axis in ("flops", "scanned") else np.median
         return np.array([math.nan if v is None else float(middle(v)) for v in values])
 
+    def rounds(self, axis: Axis) -> int:
+        """How often each time on this axis was taken, at least."""
+        values = [run.cost(axis) for run in self.runs]
+        return min((len(v) for v in values if v is not None), default=0)
+
     def recalls(self, metric: Metric) -> Array:
         """The metric of each run."""
         return np.array([run.metric(metric).mean() for run in self.runs])
@@ -172,12 +177,19 @@ class Ratio:
 
 
 class Bootstrap:
-    """Resampled test queries: the same draws for every family, so that what they share cancels."""
+    """Resampled test queries: the same draws for every family, so that what they share cancels.
 
-    def __init__(self, m: int, draws: int = DRAWS, seed: int = 0) -> None:
-        self.draws = draws = max(100, min(draws, MOST_WEIGHTS // m))
+    `queries` is their number, or the source of each: noisy copies of one query are drawn together.
+    """
+
+    def __init__(self, queries: int | NDArray[np.integer[Any]], draws: int = DRAWS, seed: int = 0) -> None:
+        sources = np.arange(queries) if isinstance(queries, int) else np.asarray(queries)
+        _, of = np.unique(sources, return_inverse=True)
+        m = int(of.max()) + 1
+        self.draws = draws = max(100, min(draws, MOST_WEIGHTS // len(of)))
         self.rng = np.random.default_rng(seed)
-        self.weights = self.rng.multinomial(m, np.full(m, 1 / m), size=draws).astype(np.float32) / m
+        counts = self.rng.multinomial(m, np.full(m, 1 / m), size=draws)[:, of]
+        self.weights: Array = counts / counts.sum(axis=1, keepdims=True)
         self._known: dict[tuple[str, str], Array] = {}
 
     def recalls(self, family: Family, metric: Metric) -> Array:
@@ -202,8 +214,7 @@ class Bootstrap:
     def _drawn(self, family: Family, what: str, values: list[Array]) -> Array:
         key = (family.name, what)
         if key not in self._known:
-            rows = np.stack(values).astype(np.float32)
-            self._known[key] = (self.weights @ rows.T).astype(np.float64)
+            self._known[key] = self.weights @ np.stack(values).T
         return self._known[key]
 
     def ratio(self, base: Family, ours: Family, axis: Axis, metric: Metric, target: float) -> Ratio | None:
@@ -211,6 +222,8 @@ class Bootstrap:
         value = base.cost_at(axis, metric, target) / ours.cost_at(axis, metric, target)
         if math.isnan(value):
             return None
+        if axis not in ("flops", "scanned") and min(base.rounds(axis), ours.rounds(axis)) < 2:
+            return Ratio(value, 0.0, math.inf)  # a time taken once tells nothing of its spread
         drawn = np.array(
             [
                 _cost_of_draw(base_cost, base_recall, target) / _cost_of_draw(our_cost, our_recall, target)
@@ -243,6 +256,14 @@ def families(runs: Sequence[Run], val: int, true: NDArray[np.integer[Any]], n: i
 def families_on_val(runs: Sequence[Run], val: int, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
     """The same on the val queries, for choosing."""
     return _grouped(runs, slice(0, val), true, n)
+
+
+def baseline(tested: Sequence[Family]) -> Family | None:
+    """All centroid routing as one family, whatever its storage: the best baseline is their common front."""
+    members = [family for family in tested if family.role == "baseline"]
+    if len(members) < 2:
+        return members[0] if members else None
+    return Family("centroid routing", "baseline", [run for family in members for run in family.runs])
 
 
 def _grouped(runs: Sequence[Run], rows: slice, true: NDArray[np.integer[Any]], n: int) -> list[Family]:

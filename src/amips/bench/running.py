@@ -37,7 +37,7 @@ from amips.task import Task
 from amips.vectors import Floats, open_vectors
 
 ENOUGH = 0.995  # recall@10 at which a ladder of budgets ends,
-MOST_SCANNED = 0.3  # ... or the share of keys
+MOST_SCANNED = 0.2  # ... or the share of keys
 YARDSTICK_PROBES = 8
 
 

@@ -5,7 +5,7 @@
       runs/NAME.npz           ids, scores, rank, scanned, scan: one row a query, val first, then test
       runs/NAME.json          the system, its budget, FLOPs of network and coarse step, versions; written last
       runs/NAME.times.npz     seconds by way, batch and threads, beside those of a yardstick taken in turns
-      work/                   partitions, trained routers, graphs: saves time, may be deleted
+      work/                   partitions, trained routers, graphs: may be deleted when the bench is done
 
 A run that is stored is not run again. Metrics, fronts, plots and sentences are derived from these files
 alone, so that a new metric costs nothing and any figure can be traced.

@@ -131,6 +131,9 @@ def model_label(run: str, model: Model) -> str:
 
 def load_models(runs: "list[str | Path] | tuple[str | Path, ...]") -> "dict[str, Model]":
     """The models of finished runs by directory; no two may have the same name."""
+    for run in runs:
+        if not (Path(run) / WEIGHTS).exists():
+            raise RunError(f"{run} is not a finished run: it has no {WEIGHTS}")
     models = {str(Path(run)): load_model(run) for run in runs}
     names = [Path(run).name for run in models]
     if len(set(names)) < len(names):

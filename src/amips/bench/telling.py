@@ -1,6 +1,7 @@
 """What is said of stored runs: the verdict, tables, charts."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from amips.bench.derive import (
     Family,
     Measured,
     Metric,
+    baseline,
     families,
     families_on_val,
     front,
@@ -22,7 +24,7 @@ from amips.bench.machine import describe, threads
 from amips.bench.running import Settings
 from amips.bench.store import Store
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.bench.systems import System, model_label
+from amips.bench.systems import CENTROID, LINEAR, System, model_label
 from amips.bench.verdict import TARGETS, give_verdict
 from amips.nets import Model
 from amips.task import Task
@@ -48,7 +50,7 @@ def summarize(
     on_val = families_on_val(runs, val, np.asarray(task.val.top_ids), task.n)
     seconds = yardstick_seconds(runs)
     batch = min(settings.batch, len(task.test))
-    bootstrap = Bootstrap(len(task.test), seed=settings.seed)
+    bootstrap = Bootstrap(np.asarray(task.test.source), seed=settings.seed)
     verdict = give_verdict(tested, on_val, bootstrap, len(task.test), batch, seconds)
     values = {
         "chosen": verdict.chosen,
@@ -68,10 +70,21 @@ def summarize(
         facts=facts(task),
         curves=[*top_scores(task), *training_curves({run: model_label(run, m) for run, m in models.items()})],
         method=_method(task, settings, batch),
-        command=f"amips bench TASK --minutes {settings.minutes} --rounds {settings.rounds} --out RESULTS",
+        command=_command(settings, systems, models),
         machine=describe(),
         values=values,
     )
+
+
+def _command(settings: Settings, systems: list[System], models: dict[str, Model]) -> str:
+    """What was typed, without the places of this machine."""
+    words = ["amips bench TASK", *(f"--models {Path(run).name}" for run in models)]
+    own = {s.router for s in systems if s.engine == "ivf"} - {CENTROID, LINEAR}
+    if own - set(models):
+        words.append("--systems SYSTEMS.toml")
+    given = {"minutes": settings.minutes, "rounds": settings.rounds, "batch": settings.batch}
+    words += [f"--{name} {value}" for name, value in {**given, "seed": settings.seed}.items()]
+    return " ".join([*words, "--out RESULTS"])
 
 
 def _point(measured: Measured, family: str, seconds: dict[str, float]) -> dict[str, Any]:
@@ -124,7 +137,7 @@ def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> 
 
 
 def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Table:
-    base = next((family for family in tested if family.role == "baseline"), None)
+    base = baseline(tested)
     rows = []
     axes: list[Axis] = ["flops", "scanned", "single/1", "batch/1"]
     for metric, target in TARGETS:

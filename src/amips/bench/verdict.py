@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio
+from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio, baseline
 
 TARGETS: tuple[tuple[Metric, float], ...] = (
     ("recall@1", 0.90),
@@ -48,7 +48,7 @@ def give_verdict(
     seconds: dict[str, float],
 ) -> Verdict:
     """What a person wants to know: does it pay, how much, where not, and what else there is."""
-    base = next((family for family in tested if family.role == "baseline"), None)
+    base = baseline(tested)
     name = choose(on_val)
     ours = next((family for family in tested if family.name == name), None)
     sentences = []
@@ -78,8 +78,8 @@ def _comparison(base: Family, ours: Family, bootstrap: Bootstrap, queries: int, 
             parts.append(f"{in_words(timed, 'time', 'less', 'more')} ({words})")
     return [
         _conclusion(ratios),
-        f"At recall@10 = {target:.2f} on {queries:,} held-out queries: {', '.join(parts)} than the best "
-        f"FAISS IVF ({_cells(base, target)}), by {ours.name} ({_cells(ours, target)}), one thread.",
+        f"At recall@10 = {target:.2f} on {queries:,} held-out queries, {ours.name} ({_cells(ours, target)}) "
+        f"against the best FAISS IVF ({_cells(base, target)}), one thread: {', '.join(parts)}.",
         f"How many times less, with 95 % intervals: {'; '.join(map(interval, ratios, ratios.values()))}.",
         *_regimes(base, ours, bootstrap),
     ]
@@ -88,15 +88,12 @@ def _comparison(base: Family, ours: Family, bootstrap: Bootstrap, queries: int, 
 def _conclusion(ratios: dict[str, Ratio]) -> str:
     """In a few words: what is surely saved, by more than a trifle."""
     saved = {name for name, ratio in ratios.items() if ratio.better and ratio.value > 1 + SMALL}
-    times = {name for name in ratios if name != "FLOPs"}
     if not saved:
         return "On this data, with these models, learning does not pay."
     if saved == {*ratios}:
         return "Learning pays on this data."
-    if "FLOPs" not in saved:
-        return f"Learning saves {_and(sorted(saved))} on this data, but not FLOPs."
-    lost = _and(sorted(times - saved))
-    return f"Learning saves {_and(sorted(saved))} on this data, but not {lost}."
+    lost = [name for name in ratios if name not in saved]
+    return f"Learning saves {_and([n for n in ratios if n in saved])} on this data, but not {_and(lost)}."
 
 
 def _regimes(base: Family, ours: Family, bootstrap: Bootstrap) -> list[str]:

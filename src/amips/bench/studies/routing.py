@@ -187,12 +187,12 @@ def _best(on_val: list[Family]) -> str:
 
 def _verdict(base: Family, contenders: list[Family], chosen: str, task: Task) -> list[str]:
     """At k = 1, with a paired bootstrap over queries; then who needs the fewest FLOPs for 95 %."""
-    bootstrap = Bootstrap(len(task.test))
+    bootstrap = Bootstrap(np.asarray(task.test.source))
     first = _sorted(base)[0].metric("recall@1")
     said = []
     for family in contenders:
         gain = _sorted(family)[0].metric("recall@1") - first
-        drawn = bootstrap.weights @ gain.astype(np.float32)
+        drawn = bootstrap.weights @ gain
         low, high = np.quantile(drawn, [0.025, 0.975])
         said.append((float(gain.mean()), float(low), float(high), family))
     best = next(one for one in said if one[3].name == chosen)
