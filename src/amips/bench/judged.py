@@ -39,7 +39,7 @@ class Judgements:
         names = [self.query_ids[int(row)] for row in task.test.source]
         if not any(name in self.qrels for name in names):
             raise AmipsError(
-                "none of the test queries is judged: label with --split so that the judged queries are the test"
+                "none of the test queries is judged: label with --split, the judged queries as test"
             )
 
 
@@ -78,7 +78,7 @@ def relevance_table(
         rows.append([name, where, *cells])
     assert exact is not None
     note = (
-        f"On {len(exact.queries):,} judged test queries, each at recall@10 = {TARGET} against exact search. In "
-        "brackets the difference from exact search and its 95 % interval over queries."
+        f"On {len(exact.queries):,} judged test queries, each at recall@10 = {TARGET} against exact search. "
+        "In brackets the difference from exact search and its 95 % interval over queries."
     )
     return Table("Relevance, as people judged it", ["search", "at", *MEASURES], rows, note)
