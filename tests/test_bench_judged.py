@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from conftest import make_world
 
 import amips
 from amips.bench import Judgements, System, bench
 from amips.errors import AmipsError
+from conftest import make_world
 
 N, M = 400, 300
 SYSTEMS = [System(cells=16), System(cells=16, router="linear"), System(engine="flat")]

@@ -178,7 +178,8 @@ def best_cells(scores: Floats, probes: int) -> NDArray[np.int64]:
     if len(scores) == 1:  # one query: the calls are what costs, so as few as can be
         row = scores[0]
         reached = np.flatnonzero(row >= np.partition(row, c - probes)[c - probes])
-        return reached[np.argsort(-row[reached], kind="stable")[:probes]][None]
+        if len(reached) >= probes:  # fewer where scores are not numbers: the way for many takes those
+            return reached[np.argsort(-row[reached], kind="stable")[:probes]][None]
     chosen = np.sort(np.argpartition(scores, c - probes, axis=1)[:, c - probes :], axis=1)
     # argpartition takes any of the cells that tie for the last place: such rows are sorted in full.
     last = np.take_along_axis(scores, chosen, axis=1).min(axis=1)

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from amips.bench.derive import families
+from amips.bench.derive import on_test
 from amips.bench.judged import Judgements, relevance_table
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
 from amips.bench.summary import Summary
-from amips.bench.systems import System, default_systems, load_models, read_systems
+from amips.bench.systems import System, default_systems, load_models, model_systems, read_systems
 from amips.bench.telling import summarize
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked
-from amips.progress import bar
 from amips.task import Task
 
 
@@ -45,7 +42,7 @@ def bench(
         out: the results directory.
         systems: a list, or a TOML file with them (see `read_systems`); by default centroid and linear
             routing over a sweep of cells, the models, exact search and HNSW.
-        models: run directories to compare, with the default systems.
+        models: run directories to compare, beside the default systems or those given.
         minutes: training time of each linear router that the systems ask for.
         rounds: how often each time is taken.
         batch: queries in the large batch.
@@ -63,13 +60,13 @@ def bench(
         raise AmipsError(
             f"{task.path} knows only the top {task.test.top_ids.shape[1]}: label with -k 10 or more"
         )
-    if systems is not None and models:
-        raise AmipsError("give systems, which name their models, or models for the default systems; not both")
     loaded = load_models(list(models))
+    named = systems is not None
     if systems is None:
         systems = default_systems(task, loaded)
-    elif isinstance(systems, (str, Path)):
-        systems = read_systems(systems)
+    else:
+        given = read_systems(systems) if isinstance(systems, (str, Path)) else list(systems)
+        systems = [*given, *model_systems(task, loaded)]
     settings = Settings(k=10, batch=batch, rounds=rounds, minutes=minutes, seed=seed, progress=progress)
     about = {
         "kind": "results",
@@ -97,20 +94,21 @@ def bench(
     busy = ResultsError(f"another amips bench is at work in {out}; wait for it, or choose another out")
     with locked(store.path / ".lock", busy):
         running = Bench(task, store, settings)
-        for system in systems:
-            running.check(system)
-        # Systems on the same cells follow one another: one index at a time is in memory.
-        ordered = sorted(systems, key=lambda s: (s.engine != "ivf", s.engine, s.cells, s.storage))
-        with bar(len(ordered), "bench", "system", progress) as shown:
-            for system in ordered:
-                shown.set_postfix_str(system.name)
-                running.take_times(system, running.answer(system))
-                shown.update()
-        made = summarize(task, store, settings, list(systems), loaded)
+        running.run(systems, "bench")
+        made = summarize(task, store, settings, list(systems), running.work)
+        made = replace(made, command=_command(settings, list(loaded), named))
         if judgements is not None:
-            tested = families(store.runs(systems), len(task.val), np.asarray(task.test.top_ids), task.n)
-            chosen = made.values["chosen"]
+            tested, chosen = on_test(store.runs(systems), task), made.values["chosen"]
             judged = relevance_table(task, store.path, running.work, tested, chosen, judgements, seed)
             made = replace(made, tables=[*made.tables[:1], judged, *made.tables[1:]])
         made.save(store.path)
     return made
+
+
+def _command(settings: Settings, models: list[str], named: bool) -> str:
+    """What was typed, without the places of this machine."""
+    words = ["amips bench TASK", *(f"--models {Path(run).name}" for run in models)]
+    words += ["--systems SYSTEMS.toml"] if named else []
+    given = {"minutes": settings.minutes, "rounds": settings.rounds, "batch": settings.batch}
+    words += [f"--{name} {value}" for name, value in {**given, "seed": settings.seed}.items()]
+    return " ".join([*words, "--out RESULTS"])

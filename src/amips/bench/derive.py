@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from amips.bench.store import Run
 from amips.search import recalls
+from amips.task import Task
 
 Array = NDArray[np.float64]
 Metric = Literal["recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr"]
@@ -80,8 +81,12 @@ class Measured:
             way, _, mode = name.partition("/")
             if way == "yardstick":
                 continue
-            each = seconds.mean(axis=1) if seconds.ndim > 1 else seconds
-            relative = each / self.run.times[f"yardstick/{name}"]
+            # The median of single queries: one that the machine held up decides nothing.
+            each, yard = (
+                np.median(taken, axis=1) if taken.ndim > 1 else taken
+                for taken in (seconds, self.run.times[f"yardstick/{name}"])
+            )
+            relative = each / yard
             if mode not in best or np.median(relative) < np.median(best[mode]):
                 best[mode] = relative
         return best
@@ -93,7 +98,8 @@ def yardstick_seconds(runs: Sequence[Run]) -> dict[str, float]:
     for run in runs:
         for name, seconds in run.times.items():
             if name.startswith("yardstick/"):
-                taken.setdefault(name.split("/", 2)[2], []).append(seconds)
+                each = np.median(seconds, axis=1) if seconds.ndim > 1 else seconds
+                taken.setdefault(name.split("/", 2)[2], []).append(each)
     return {mode: float(np.median(np.concatenate(parts))) for mode, parts in taken.items()}
 
 
@@ -224,23 +230,28 @@ class Bootstrap:
             return None
         if axis not in ("flops", "scanned") and min(base.rounds(axis), ours.rounds(axis)) < 2:
             return Ratio(value, 0.0, math.inf)  # a time taken once tells nothing of its spread
-        drawn = np.array(
-            [
-                _cost_of_draw(base_cost, base_recall, target) / _cost_of_draw(our_cost, our_recall, target)
-                for base_cost, base_recall, our_cost, our_recall in zip(
-                    self.costs(base, axis),
-                    self.recalls(base, metric),
-                    self.costs(ours, axis),
-                    self.recalls(ours, metric),
-                    strict=True,
-                )
-            ]
+        pairs = zip(
+            self.costs(base, axis),
+            self.recalls(base, metric),
+            self.costs(ours, axis),
+            self.recalls(ours, metric),
+            strict=True,
         )
-        reached = drawn[~np.isnan(drawn)]
-        if len(reached) < 0.5 * self.draws:
+        drawn = np.array(
+            [_ratio_of_draw(_cost_of_draw(a, b, target), _cost_of_draw(c, d, target)) for a, b, c, d in pairs]
+        )
+        told = drawn[~np.isnan(drawn)]
+        if len(told) < 0.5 * self.draws:
             return None
-        low, high = np.quantile(reached, [0.025, 0.975])
+        low, high = np.quantile(told, [0.025, 0.975], method="nearest")
         return Ratio(value, float(low), float(high))
+
+
+def _ratio_of_draw(base: float, ours: float) -> float:
+    """A side that does not reach the recall in a draw costs any amount; nan where neither does."""
+    if math.isnan(base):
+        return math.nan if math.isnan(ours) else math.inf
+    return 0.0 if math.isnan(ours) else base / ours
 
 
 def _cost_of_draw(cost: Array, recall: Array, target: float) -> float:
@@ -248,25 +259,8 @@ def _cost_of_draw(cost: Array, recall: Array, target: float) -> float:
     return cost_at(cost[known], recall[known], target)
 
 
-def families(runs: Sequence[Run], val: int, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
-    """Stored runs by family, on the test queries: rows from `val` on; `true` are their top keys."""
-    return _grouped(runs, slice(val, None), true, n)
-
-
-def families_on_val(runs: Sequence[Run], val: int, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
-    """The same on the val queries, for choosing."""
-    return _grouped(runs, slice(0, val), true, n)
-
-
-def baseline(tested: Sequence[Family]) -> Family | None:
-    """All centroid routing as one family, whatever its storage: the best baseline is their common front."""
-    members = [family for family in tested if family.role == "baseline"]
-    if len(members) < 2:
-        return members[0] if members else None
-    return Family("centroid routing", "baseline", [run for family in members for run in family.runs])
-
-
-def _grouped(runs: Sequence[Run], rows: slice, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
+def families(runs: Sequence[Run], rows: slice, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
+    """Stored runs by family, on some of their rows; `true` are the top keys of these."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.system.family, []).append(run)
@@ -276,3 +270,21 @@ def _grouped(runs: Sequence[Run], rows: slice, true: NDArray[np.integer[Any]], n
     ]
     order = {"baseline": 0, "contender": 1, "reference": 2}
     return sorted(made, key=lambda family: (order[family.role], family.name))
+
+
+def on_test(runs: Sequence[Run], task: Task) -> list[Family]:
+    """Families on the test queries, for reporting."""
+    return families(runs, slice(len(task.val), None), np.asarray(task.test.top_ids), task.n)
+
+
+def on_val(runs: Sequence[Run], task: Task) -> list[Family]:
+    """Families on the val queries, for choosing."""
+    return families(runs, slice(0, len(task.val)), np.asarray(task.val.top_ids), task.n)
+
+
+def baseline(tested: Sequence[Family]) -> Family | None:
+    """All centroid routing as one family, whatever its storage: the best baseline is their common front."""
+    members = [family for family in tested if family.role == "baseline"]
+    if len(members) < 2:
+        return members[0] if members else None
+    return Family("centroid routing", "baseline", [run for family in members for run in family.runs])

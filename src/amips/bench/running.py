@@ -1,10 +1,10 @@
 """Running systems: answers first, then times, each run stored as soon as it is there."""
 
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,17 @@ from amips.bench.systems import CENTROID, LINEAR, System
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.cells import Cells, fingerprint_of, kmeans
-from amips.errors import AmipsError, RunError, TrainingInterrupted
+from amips.errors import AmipsError, ResultsError, RunError, TrainingInterrupted
 from amips.index import FaissIVF
 from amips.nets import Linear, Model, load_model
+from amips.progress import bar
 from amips.route import check_fits, router_for
 from amips.search import Searcher, recalls
 from amips.task import Task
 from amips.vectors import Floats, open_vectors
 
-ENOUGH = 0.995  # recall@10 at which a ladder of budgets ends,
-MOST_SCANNED = 0.2  # ... or the share of keys
+ENOUGH = 0.985  # recall@10 on val at which a ladder of budgets ends,
+MOST_SCANNED = 0.2  # ... or, for contenders, the share of keys scanned
 YARDSTICK_PROBES = 8
 
 
@@ -61,9 +62,13 @@ class Bench:
         self.task, self.store, self.settings = task, store, settings
         self.x = np.concatenate([np.asarray(task.val.queries), np.asarray(task.test.queries)])
         self.true = np.concatenate([np.asarray(task.val.top_ids), np.asarray(task.test.top_ids)])
-        self.timed = np.asarray(task.test.queries[: settings.batch])
+        # Drawn, because test queries are in the order of the log: its first hour would stand for the whole.
+        rng = np.random.default_rng(settings.seed)
+        drawn = rng.permutation(len(task.test))[: settings.batch]
+        self.timed = np.ascontiguousarray(task.test.queries[drawn])
         self.keys = open_vectors(task.path / "keys.npy")
         self.work = work or store.path / WORK
+        self._held: tuple[tuple[int, str], FaissIVF] | None = None
 
     def check(self, system: System) -> None:
         """Refuse what cannot be run, before anything is."""
@@ -86,8 +91,32 @@ class Bench:
         )
         check_fits(model, self.task.fingerprint, cells)
 
+    def run(
+        self, systems: Sequence[System], what: str, ladder: Sequence[int] | None = None, times: bool = True
+    ) -> None:
+        """Answer with every system over its ladder, or over the one given, and take the times.
+
+        Systems on the same cells are timed in turns: their ratios are then of times taken seconds apart,
+        and one index in memory (beside the yardstick's) serves them all.
+        """
+        for system in systems:
+            self.check(system)
+        ordered = sorted(systems, key=lambda s: (s.engine != "ivf", s.engine, s.cells, s.storage))
+        with bar(len(ordered), what, "system", self.settings.progress) as shown:
+            for _, group in groupby(ordered, key=lambda s: (s.engine, s.cells, s.storage)):
+                answered = {}
+                for system in group:
+                    shown.set_postfix_str(system.name)
+                    answered[system] = self.answer(system, ladder)
+                    shown.update()
+                if times:
+                    self.take_times(answered)
+
     def answer(self, system: System, ladder: Sequence[int] | None = None) -> list[int]:
-        """Run a system over its budgets until it finds nearly everything, or over those given."""
+        """Run a system over its budgets until it finds nearly everything, or over those given.
+
+        A contender stops at a fifth of the keys too; the baseline goes on, so that no recall is missed.
+        """
         opened: Opened | None = None
         held = len(self.task.val)
         answered = []
@@ -101,7 +130,8 @@ class Bench:
                 continue
             run = self.store.get(system, budget)
             found = recalls(run.ids[:held], self.true[:held], self.settings.k).mean()
-            if found >= ENOUGH or run.scanned[:held].mean() >= MOST_SCANNED * self.task.n:
+            capped = system.role == "contender" and run.scanned[:held].mean() >= MOST_SCANNED * self.task.n
+            if found >= ENOUGH or capped:
                 break
         return answered
 
@@ -123,60 +153,76 @@ class Bench:
         cost = opened.cost(self.x, k, budget)
         return Run(system, budget, ids, scores, rank, cost.scanned, cost.scan, cost.network, cost.coarse, {})
 
-    def take_times(self, system: System, budgets: list[int]) -> None:
-        """Time the runs of a system that have no times yet, in turns, each beside the yardstick."""
-        missing = [budget for budget in budgets if not self.store.has_times(system, budget)]
+    def take_times(self, answered: dict[System, list[int]]) -> None:
+        """Time the runs that have no times yet: systems and budgets in turns, each beside the yardstick.
+
+        Systems of one call should share their cells, so that one index serves them all.
+        """
+        missing = [
+            (system, budget)
+            for system, ladder in answered.items()
+            for budget in ladder
+            if not self.store.has_times(system, budget)
+        ]
         if not missing:
             return
-        ways = self.open(system).ways
-        taken: dict[int, dict[str, list[Any]]] = {budget: {} for budget in missing}
-        for search in (self.yardstick, *ways.values()):  # warm
-            _seconds(search, [self.timed[:1], self.timed], self.settings.k, missing[-1])
+        opened = {system: self.open(system) for system in dict(missing)}
+        _seconds(self.yardstick, [self.timed[:1], self.timed], self.settings.k, YARDSTICK_PROBES)  # warm
+        for system, budget in dict(missing).items():
+            for search in opened[system].ways.values():
+                _seconds(search, [self.timed[:1], self.timed], self.settings.k, budget)
+        taken: dict[tuple[System, int], dict[str, list[Any]]] = {run: {} for run in missing}
         for _ in range(self.settings.rounds):
-            for budget, (way, search) in itertools.product(missing, ways.items()):
-                for name, seconds in self._modes(search, budget):
-                    taken[budget].setdefault(f"{way}/{name}", []).append(seconds)
-        for budget, times in taken.items():
+            for system, budget in missing:
+                for way, search in opened[system].ways.items():
+                    for name, seconds in self._modes(search, budget):
+                        taken[system, budget].setdefault(f"{way}/{name}", []).append(seconds)
+        for (system, budget), times in taken.items():
             arrays: dict[str, NDArray[np.float64]] = {}
             for name, pairs in times.items():
                 arrays[name] = np.array([own for own, _ in pairs])
                 arrays[f"yardstick/{name}"] = np.array([yard for _, yard in pairs])
             self.store.put_times(system, budget, arrays)
 
-    def _modes(self, search: Search, budget: int) -> Iterator[tuple[str, tuple[Any, float]]]:
+    def _modes(self, search: Search, budget: int) -> Iterator[tuple[str, tuple[Any, Any]]]:
         """(batch/threads, (seconds of this, seconds of the yardstick)), seconds for each query."""
         k = self.settings.k
         singles = [self.timed[i : i + 1] for i in range(min(self.settings.singles, len(self.timed)))]
         for count in sorted({1, threads()}):
             which = "all" if count > 1 else "1"
             with limit_threads(count):
-                yard = _seconds(self.yardstick, singles, k, YARDSTICK_PROBES).mean()
-                own = _seconds(search, singles, k, budget)
-                yield f"single/{which}", (own, float(yard))
+                yard = _seconds(self.yardstick, singles, k, YARDSTICK_PROBES)
+                yield f"single/{which}", (_seconds(search, singles, k, budget), yard)
                 if len(self.timed) > 1:
-                    yard = _seconds(self.yardstick, [self.timed], k, YARDSTICK_PROBES)[0] / len(self.timed)
-                    own = _seconds(search, [self.timed], k, budget)[0] / len(self.timed)
-                    yield f"batch/{which}", (float(own), float(yard))
+                    yard = _seconds(self.yardstick, [self.timed], k, YARDSTICK_PROBES) / len(self.timed)
+                    own = _seconds(search, [self.timed], k, budget) / len(self.timed)
+                    yield f"batch/{which}", (float(own[0]), float(yard[0]))
 
     @cached_property
     def yardstick(self) -> Search:
         """A fixed FAISS search whose time is taken beside every other: the clock of a machine that drifts."""
-        cells = self.cells(min(max(2, round(self.task.n**0.5)), self.task.n))
+        cells = self._kmeans(min(max(2, round(self.task.n**0.5)), self.task.n))
         engine = FaissIVF.build(self.keys, cells.assignment, cells.centroids, "flat")
         return faiss_search(engine.index)
 
     def cells(self, count: int) -> Cells:
-        """The task's own cells, or spherical k-means, kept."""
-        if count == self.task.c:
-            return self.task.cells
+        """The task's own cells, or spherical k-means."""
+        return self.task.cells if count == self.task.c else self._kmeans(count)
+
+    def _kmeans(self, count: int) -> Cells:
+        """Spherical k-means, kept."""
         folder = self.work / f"cells-{count}"
         if not (folder / "assignment.npy").exists():
             made = kmeans(self.keys, count, seed=self.settings.seed)
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             np.save(folder / "centroids.npy", made.centroids)
             np.save(folder / "assignment.partial.npy", made.assignment)
             (folder / "assignment.partial.npy").rename(folder / "assignment.npy")
-        return Cells(np.load(folder / "assignment.npy"), np.load(folder / "centroids.npy"))
+        try:
+            return Cells(np.load(folder / "assignment.npy"), np.load(folder / "centroids.npy"))
+        except Exception as problem:  # a damaged file makes numpy raise nearly anything
+            reason = (str(problem) or type(problem).__name__).splitlines()[0]
+            raise ResultsError(f"{folder} is damaged ({reason}); delete it") from None
 
     def linear(self, cells: Cells) -> Model:
         """A linear router for these cells, trained on the task's queries; kept, continued if unfinished."""
@@ -217,25 +263,27 @@ class Bench:
             model = load_model(system.router)
         router_for(model, cells.centroids)  # refuses a model of another shape
         engine = self._engine(system, cells)
-        searcher = Searcher(engine, None, fingerprint=self.task.fingerprint)
+        searcher = Searcher(engine, model, fingerprint=self.task.fingerprint)
         if model is not None:
             check_fits(model, self.task.fingerprint, searcher.cells_fingerprint)
-        return OpenedIVF(system, Searcher(engine, model, fingerprint=self.task.fingerprint))
+        return OpenedIVF(system, searcher)
 
     def _engine(self, system: System, cells: Cells) -> FaissIVF:
         wanted = (system.cells, system.storage)
-        if getattr(self, "_held", (None, None))[0] != wanted:
-            self._held: Any = (None, None)  # lets go of the old one first: two would need twice the memory
+        if self._held is None or self._held[0] != wanted:
+            self._held = None  # lets go of the old one first: two would need twice the memory
             made = FaissIVF.build(self.keys, cells.assignment, cells.centroids, system.storage)
             self._held = (wanted, made)
-        engine: FaissIVF = self._held[1]
-        return engine
+        return self._held[1]
 
     def _hnsw(self, links: int) -> OpenedHNSW:
         """The graph takes minutes to build: it is kept on disk."""
         path = self.work / f"hnsw-{links}.faiss"
         if path.exists():
-            return OpenedHNSW(faiss.read_index(str(path)))
+            try:
+                return OpenedHNSW(faiss.read_index(str(path)))
+            except RuntimeError:
+                raise ResultsError(f"{path} is damaged; delete it") from None
         made = open_hnsw(self.keys, links)
         partial = path.with_name(path.name + ".partial")
         faiss.write_index(made.index, str(partial))

@@ -143,7 +143,7 @@ class Store:
                 int(about["budget"]),
                 network=int(about["network"]),
                 coarse=int(about["coarse"]),
-                times=_read_arrays(timed) if timed.exists() else {},
+                times=_read_times(timed) if timed.exists() else {},
                 **arrays,
             )
         except (KeyError, TypeError, ValueError) as problem:
@@ -164,3 +164,11 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as problem:  # a damaged archive makes numpy and zipfile raise nearly anything
         said = " ".join(str(problem).split()) or type(problem).__name__
         raise ResultsError(f"{path} is damaged: {said}") from None
+
+
+def _read_times(path: Path) -> dict[str, NDArray[Any]]:
+    times = _read_arrays(path)
+    for name in times:
+        if not name.startswith("yardstick/") and f"yardstick/{name}" not in times:
+            raise ResultsError(f"{path} is damaged: it lacks the yardstick of {name}")
+    return times

@@ -106,21 +106,32 @@ def sweep(n: int) -> list[int]:
 
 
 def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
-    """What an expert would ask for: centroid and linear over a sweep of cells, the models, references.
+    """What an expert would ask for: centroid and linear over a sweep of cells, the models, references."""
+    routers = (CENTROID, LINEAR)
+    systems = [System(cells=c, router=router) for router in routers for c in _counts(task)]
+    return [*systems, *model_systems(task, models), System(engine="flat"), System(engine="hnsw")]
 
-    A mapper (a model that predicts one key) routes over every number of cells, as the baseline does; a
-    model that scores cells belongs to the cells it was trained on.
+
+def model_systems(task: Task, models: "dict[str, Model]") -> list[System]:
+    """Models as systems: a mapper (one key) over every number of cells, as the baseline, routed and drop-in.
+
+    A model that scores cells belongs to the cells it was trained on.
     """
-    counts = sorted({*sweep(task.n), *([task.c] if task.c > 1 else [])})
-    systems = [System(cells=c, router=router) for router in (CENTROID, LINEAR) for c in counts]
+    systems = []
     for run, model in models.items():
         label = model_label(run, model)
         if model.c == 1:
             ways: tuple[Way, ...] = ("cells", "drop-in")
-            systems += [System(cells=c, router=run, route=way, label=label) for way in ways for c in counts]
+            systems += [
+                System(cells=c, router=run, route=way, label=label) for way in ways for c in _counts(task)
+            ]
         else:
             systems.append(System(cells=model.c, router=run, label=label))
-    return [*systems, System(engine="flat"), System(engine="hnsw")]
+    return systems
+
+
+def _counts(task: Task) -> list[int]:
+    return sorted({*sweep(task.n), *([task.c] if task.c > 1 else [])})
 
 
 def model_label(run: str, model: Model) -> str:

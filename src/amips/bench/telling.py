@@ -13,20 +13,19 @@ from amips.bench.derive import (
     Measured,
     Metric,
     baseline,
-    families,
-    families_on_val,
     front,
+    on_test,
+    on_val,
     within,
     yardstick_seconds,
 )
 from amips.bench.facts import facts, top_scores, training_curves
 from amips.bench.machine import describe, threads
 from amips.bench.running import Settings
-from amips.bench.store import Store
+from amips.bench.store import Run, Store
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.bench.systems import CENTROID, LINEAR, System, model_label
+from amips.bench.systems import CENTROID, LINEAR, System
 from amips.bench.verdict import TARGETS, give_verdict
-from amips.nets import Model
 from amips.task import Task
 
 AXES: dict[Axis, str] = {
@@ -40,18 +39,14 @@ AXES: dict[Axis, str] = {
 METRICS: tuple[Metric, ...] = ("recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr")
 
 
-def summarize(
-    task: Task, store: Store, settings: Settings, systems: list[System], models: dict[str, Model]
-) -> Summary:
+def summarize(task: Task, store: Store, settings: Settings, systems: list[System], work: Path) -> Summary:
     """Everything that is said of stored runs; the runs of other systems in the store are left out."""
     runs = store.runs(systems)
-    val, true = len(task.val), np.asarray(task.test.top_ids)
-    tested = families(runs, val, true, task.n)
-    on_val = families_on_val(runs, val, np.asarray(task.val.top_ids), task.n)
+    tested = on_test(runs, task)
     seconds = yardstick_seconds(runs)
     batch = min(settings.batch, len(task.test))
     bootstrap = Bootstrap(np.asarray(task.test.source), seed=settings.seed)
-    verdict = give_verdict(tested, on_val, bootstrap, len(task.test), batch, seconds)
+    verdict = give_verdict(tested, on_val(runs, task), bootstrap, len(task.test), batch, seconds)
     values = {
         "chosen": verdict.chosen,
         "costs": _costs(tested, seconds, task),
@@ -66,25 +61,21 @@ def summarize(
             _cost_table(tested, seconds, task),
             _point_table(tested, seconds, task),
         ],
-        charts=_charts(tested, seconds, task),
+        charts=[*_charts(tested, seconds, task), *top_scores(task)],
         facts=facts(task),
-        curves=[*top_scores(task), *training_curves({run: model_label(run, m) for run, m in models.items()})],
-        method=_method(task, settings, batch),
-        command=_command(settings, systems, models),
+        curves=training_curves(_trained(systems, work)),
+        method=_method(task, settings, batch, runs),
         machine=describe(),
         values=values,
     )
 
 
-def _command(settings: Settings, systems: list[System], models: dict[str, Model]) -> str:
-    """What was typed, without the places of this machine."""
-    words = ["amips bench TASK", *(f"--models {Path(run).name}" for run in models)]
-    own = {s.router for s in systems if s.engine == "ivf"} - {CENTROID, LINEAR}
-    if own - set(models):
-        words.append("--systems SYSTEMS.toml")
-    given = {"minutes": settings.minutes, "rounds": settings.rounds, "batch": settings.batch}
-    words += [f"--{name} {value}" for name, value in {**given, "seed": settings.seed}.items()]
-    return " ".join([*words, "--out RESULTS"])
+def _trained(systems: list[System], work: Path) -> dict[str, str]:
+    """Directories of the runs that were compared, and what they are called."""
+    own = {system.router: system.label or Path(system.router).name for system in systems}
+    named = {run: name for run, name in own.items() if run not in (CENTROID, LINEAR)}
+    counts = [system.cells for system in systems if system.router == LINEAR and system.engine == "ivf"]
+    return named | {str(work / f"{LINEAR}-{c}"): f"linear, {c:,} cells" for c in counts}
 
 
 def _point(measured: Measured, family: str, seconds: dict[str, float]) -> dict[str, Any]:
@@ -139,7 +130,7 @@ def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> 
 def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Table:
     base = baseline(tested)
     rows = []
-    axes: list[Axis] = ["flops", "scanned", "single/1", "batch/1"]
+    axes: list[Axis] = ["flops", "scanned", "single/1", "single/all", "batch/1", "batch/all"]
     for metric, target in TARGETS:
         for family in tested:
             if base is None or family.role != "contender":
@@ -147,10 +138,11 @@ def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Tabl
             ratios = [bootstrap.ratio(base, family, axis, metric, target) for axis in axes]
             cells = ["-" if r is None else f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios]
             rows.append([f"{metric} {target:.2f}", family.name, *cells])
-    head = ["recall", "routed by", "FLOPs", "keys scanned", "time, batch 1", f"time, batch {batch:,}"]
+    head = ["recall", "routed by", "FLOPs", "keys scanned", "time: batch 1, 1 thread", "batch 1, all"]
+    head += [f"batch {batch:,}, 1 thread", f"batch {batch:,}, all"]
     note = (
         "How many times less than the best centroid routing: above 1 is a gain. In brackets the 95 % "
-        "bootstrap interval over queries (for times, over rounds too); - where one does not reach the recall."
+        "bootstrap interval over queries, for times over rounds too; - where one does not reach the recall."
     )
     return Table("Against the best FAISS IVF", head, rows, note)
 
@@ -220,21 +212,29 @@ def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, 
     return Panel("", AXES[axis], metric, series, log_x=True)
 
 
-def _method(task: Task, settings: Settings, batch: int) -> list[str]:
+def _method(task: Task, settings: Settings, batch: int, runs: list[Run]) -> list[str]:
     deep = ", ".join(f"{count:,}" for count in within(task.n))
+    taken = sorted({len(seconds) for run in runs for seconds in run.times.values()})
+    rounds = " to ".join(str(count) for count in dict.fromkeys((taken[0], taken[-1]))) if taken else "0"
+    singles = min(settings.singles, batch)
     return [
-        f"Everything is measured on {len(task.test):,} test queries that nothing was trained on or "
-        f"chosen by; the contender of the verdict was chosen on {len(task.val):,} val queries. The split is "
-        "by source query, before noise is added. Ground truth is exact.",
+        f"Recall and costs are of {len(task.test):,} test queries that nothing was trained on; the contender "
+        f"of the verdict was chosen on {len(task.val):,} val queries. Fronts over cells and probes are those "
+        "of the test queries, for both sides alike. The split is by source query, before noise is added. "
+        "Ground truth is exact.",
         "The baseline is FAISS IVF with spherical k-means and inner products, at every number of cells of "
-        "the sweep; its Pareto front over all of them is what others are compared with. Contenders have "
-        "the same choice of cells. Times of the baseline are the faster of FAISS's own search and of the "
-        "scan that the contenders use.",
+        "the sweep; its Pareto front over all of them is what others are compared with. Linear routers and "
+        "models of one key have the same choice of cells; a model that scores cells has those that it was "
+        "trained on. Times of the baseline are the faster of FAISS's own search (flat storage) and of the "
+        "scan that the contenders use. A contender's ladder ends where it scans a fifth of the keys.",
         "FLOPs are counted from shapes and list sizes for each query: network, coarse scores and scan; a "
         "multiply-add is 2. HNSW counts the distances it computed.",
-        f"Times are for k = {settings.k}, warm, {settings.rounds} rounds, medians, on 1 and on {threads()} "
-        f"threads, at batch 1 and at batch {batch:,}. Each is taken right after that of a fixed FAISS "
-        "search, and is stored and compared as the ratio of the two, so that a machine whose speed drifts "
-        "does not decide the comparison; microseconds are that ratio times the median of the fixed search.",
+        f"Times are for k = {settings.k}, warm, {rounds} rounds, on 1 and on {threads()} threads: at batch 1 "
+        f"the median of {singles} queries, at batch {batch:,} the mean of the batch; queries drawn from the "
+        "test queries. Systems on the same cells take turns, and each time is taken right after that of a "
+        "fixed FAISS search and compared as the ratio of the two, so that a machine whose speed drifts does "
+        "not decide the comparison; microseconds are that ratio times the median of the fixed search. "
+        "Intervals of times are over rounds, and over queries as far as recall is concerned; with few rounds "
+        "they are about the range of the rounds.",
         f"recall@0.01%, @0.1% and @0.5% tell whether the top key is among the first {deep} keys returned.",
     ]

@@ -7,7 +7,6 @@ out/
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,7 +152,7 @@ class Lab:
         evaluations: int = 10,
     ) -> Model:
         """A network trained on a task for `share` of the scale's budget; an unfinished run continues."""
-        out = self.work / f"run-{name}-{task.path.name}"
+        out = self.run_directory(name, task)
         scale = self.scale
         minutes = None if scale.minutes is None else scale.minutes * share
         samples = None if scale.samples is None else max(1, round(scale.samples * share))
@@ -173,13 +172,14 @@ class Lab:
         except TrainingInterrupted:
             raise TrainingInterrupted("stopped; the same command continues where it was") from None
 
+    def run_directory(self, name: str, task: Task) -> Path:
+        """Where a run is kept."""
+        return self.work / f"run-{name}-{task.path.name}"
+
     def linear(self, task: Task) -> Model:
         """The linear router, which learns the cells of the top keys: half the budget of a network."""
         recipe = Recipe(route_top=min(10, task.train.top_ids.shape[1]))
         return self.model(task, Linear(), f"linear-{task.c}", recipe, share=0.5, evaluations=1)
-
-
-Study = Callable[[Lab], Any]
 
 
 def find(data: Path, name: str) -> tuple[Path, bool]:

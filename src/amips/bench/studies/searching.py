@@ -1,16 +1,12 @@
 """What the studies that search have in common: systems run over budgets, stored, and read back by family."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-
-from amips.bench.derive import Family, families
+from amips.bench.derive import Family, on_test
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Run, Store
 from amips.bench.studies.lab import Lab
 from amips.bench.systems import System
-from amips.progress import bar
 from amips.task import Task
 
 
@@ -27,20 +23,9 @@ def run_systems(
     about = {"kind": "results", "keys": task.fingerprint, "study": folder, "seed": lab.seed}
     store = Store(lab.out / folder, about)
     batch, singles = (64, 8) if lab.scale.name == "smoke" else (1024, 64)
-    settings = Settings(batch=batch, singles=singles, rounds=lab.scale.rounds, seed=lab.seed)
-    bench = Bench(task, store, settings, work=lab.work)
-    with bar(len(systems), folder.split("/")[0], "system", lab.progress) as shown:
-        for system in sorted(systems, key=lambda s: (s.cells, s.storage)):
-            shown.set_postfix_str(system.name)
-            bench.check(system)
-            answered = bench.answer(system, ladder)
-            if times:
-                bench.take_times(system, answered)
-            shown.update()
+    settings = Settings(
+        batch=batch, singles=singles, rounds=lab.scale.rounds, seed=lab.seed, progress=lab.progress
+    )
+    Bench(task, store, settings, work=lab.work).run(systems, folder.split("/")[0], ladder, times)
     runs = store.runs(systems)
-    return families(runs, len(task.val), np.asarray(task.test.top_ids), task.n), runs
-
-
-def run_directory(lab: Lab, name: str, task: Task) -> Path:
-    """Where the lab keeps a run."""
-    return lab.work / f"run-{name}-{task.path.name}"
+    return on_test(runs, task), runs
