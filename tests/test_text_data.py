@@ -6,10 +6,10 @@ import json
 import pytest
 
 from amips import AmipsError
+from amips.bench.relevance import read_qrels
 from amips.cli import cli
 from amips.text import data, sources
 from amips.text.data import DATASETS, get_data
-from amips.text.relevance import read_qrels
 from amips.text.texts import read_texts
 
 PASSAGES = [{"_id": f"{i:02d}", "title": f"T{i}" if i % 2 else "", "text": f"passage {i}"} for i in range(8)]

@@ -99,7 +99,7 @@ def bench(
         made = replace(made, command=_command(settings, list(loaded), named))
         if judgements is not None:
             tested, chosen = on_test(store.runs(systems), task), made.values["chosen"]
-            judged = relevance_table(task, store.path, running.work, tested, chosen, judgements, seed)
+            judged = relevance_table(running, tested, chosen, judgements)
             made = replace(made, tables=[*made.tables[:1], judged, *made.tables[1:]])
         made.save(store.path)
     return made

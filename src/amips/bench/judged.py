@@ -1,14 +1,13 @@
 """What a speed-up costs in relevance: exact, centroid and learned search against what people judged."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from amips.bench.derive import Family
 from amips.bench.relevance import DEPTH, MEASURES, Qrels, Relevance, difference, measure
-from amips.bench.running import Bench, Settings
+from amips.bench.running import Bench
 from amips.bench.store import Store
 from amips.bench.summary import Table
 from amips.bench.systems import System
@@ -43,16 +42,16 @@ class Judgements:
             )
 
 
-def relevance_table(
-    task: Task, out: Path, work: Path, tested: list[Family], chosen: str | None, given: Judgements, seed: int
-) -> Table:
+def relevance_table(running: Bench, tested: list[Family], chosen: str | None, given: Judgements) -> Table:
     """nDCG@10 and recall@100 of exact search, and of the best centroid and the chosen learned search.
 
     The latter two are run where they reach recall@10 = 0.95 at the fewest FLOPs. Their raw answers, 100 to
     a query, are stored beside those of the bench.
     """
-    store = Store(out / FOLDER, {"kind": "results", "keys": task.fingerprint, "k": DEPTH, "seed": seed})
-    running = Bench(task, store, Settings(k=DEPTH, seed=seed), work=work)
+    task, seed = running.task, running.settings.seed
+    about = {"kind": "results", "keys": task.fingerprint, "k": DEPTH, "seed": seed}
+    store = Store(running.store.path / FOLDER, about)
+    deeper = Bench(task, store, replace(running.settings, k=DEPTH), work=running.work)
     held, names = len(task.val), [given.query_ids[int(row)] for row in task.test.source]
     points: list[tuple[str, System, int]] = [("exact", System(engine="flat"), 1)]
     for family in tested:
@@ -62,7 +61,7 @@ def relevance_table(
     rows: list[list[str]] = []
     exact: Relevance | None = None
     for name, system, budget in points:
-        running.answer(system, [budget])
+        deeper.answer(system, [budget])
         run = store.get(system, budget)
         found = measure(given.qrels, names, given.key_ids, run.ids[held:], run.scores[held:])
         exact = exact or found
