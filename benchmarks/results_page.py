@@ -24,11 +24,9 @@ POINTS = "The best points of each"  # hundreds of rows: they are in the report a
 INTRODUCTION = """# Results
 
 Made by `python benchmarks/results_page.py page` from the files in `results/`; a test checks that both agree.
-All of it on 100,000 passages of Wikipedia and 199,490 questions that people asked (384 dimensions,
-all-MiniLM-L6-v2), held-out queries only, two cores, minutes of training. The paper trains on 1 to 10 billion
-samples: where a figure here falls short of the paper's, the budget is the first thing to think of, and the
-number of samples is given. Every section ends with the command that makes it; `DATA` is a directory with keys
-and queries.
+Held-out queries only, minutes of training. The paper trains on 1 to 10 billion samples: where a figure here
+falls short of the paper's, the budget is the first thing to think of, and the number of samples is given.
+Every section ends with the command that makes it; `DATA` is a directory with keys and queries.
 """
 
 
@@ -66,6 +64,7 @@ def section(name: str, summary: Summary) -> str:
     for chart in [*summary.charts, *summary.curves]:
         text = f"![{chart.title}](../results/{name}/{chart.name}.png)"
         parts.append("\n\n".join([text, *([chart.caption] if chart.caption else [])]))
+    parts.append("; ".join(f"{what}: {value}" for what, value in summary.facts) + ".")
     parts += [*summary.method, f"`{summary.command}`"]
     parts.append(", ".join(f"{what} {value}" for what, value in summary.machine.items()) + ".")
     return "\n\n".join(parts)

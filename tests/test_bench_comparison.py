@@ -1,6 +1,7 @@
 """The bench from end to end on a small task: run, stored, told, continued."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 import amips
-from amips.bench import System, bench, load_summary
+from amips.bench import System, bench, load_summary, telling
+from amips.bench.comparison import _command
+from amips.bench.facts import facts
 from amips.bench.report import report
-from amips.bench.running import Bench
+from amips.bench.running import Bench, Settings
 from amips.bench.systems import sweep
 from amips.bench.telling import AXES, METRICS
 from amips.errors import AmipsError, ResultsError
@@ -93,7 +96,97 @@ def test_costs_at_a_recall_are_shares_of_a_full_scan(done):
         assert cost["scanned"] == 1
         assert set(AXES) <= set(cost)
     assert made.values["chosen"] == "linear"
-    assert "by linear" in " ".join(made.verdict)
+    assert re.search(
+        r"on 100 held-out queries, linear \(8 cells, \d probes\) against the best FAISS IVF \((8|24) cells, "
+        r"\d+ probes\), one thread: ",
+        made.verdict[1],
+    )
+    assert made.verdict[3].startswith("FLOPs, against centroid routing: ")
+    assert re.fullmatch(
+        r"For reference, at recall@10 = 0\.\d\d on one thread, exact, all keys: [\d.]+x (slower|faster) at "
+        r"batch 1 \([\d,]+ us a query\) and [\d.]+x (slower|faster) at batch 32 \([\d,]+ us a query\) "
+        r"than linear\.",
+        made.verdict[-1],
+    )
+
+
+def test_times_of_one_round_have_no_interval_and_no_say(done):
+    """FLOPs have one."""
+    table = done[1].tables[0]
+    assert table.title == "Against the best FAISS IVF"
+    assert table.head[2:] == [
+        "FLOPs",
+        "keys scanned",
+        "time: batch 1, 1 thread",
+        "batch 1, all",
+        "batch 32, 1 thread",
+        "batch 32, all",
+    ]
+    for row in table.rows:
+        assert all(cell == "-" or cell.endswith(" (0.00 to inf)") for cell in row[4:])
+    told = [row for row in table.rows if row[4] != "-"]
+    assert told
+    assert not all(row[2].endswith(" (0.00 to inf)") for row in told)
+    assert "Learning pays on this data." not in done[1].verdict
+
+
+def test_copies_of_a_query_are_drawn_together(done, task, monkeypatch):
+    """The intervals are over the sources of the test queries."""
+    given = []
+    real = telling.Bootstrap
+
+    def recording(queries, **options):
+        given.append(queries)
+        return real(queries, **options)
+
+    monkeypatch.setattr(telling, "Bootstrap", recording)
+    bench(task, out=done[0], systems=FEW, **QUICK)
+    (sources,) = given
+    np.testing.assert_array_equal(sources, task.test.source)
+
+
+def test_the_command_is_what_was_typed_without_places(done, task, mapper, tmp_path):
+    told = "--minutes 0.005 --rounds 1 --batch 32 --seed 0 --out RESULTS"
+    assert done[1].command == f"amips bench TASK --systems SYSTEMS.toml {told}"
+    settings = Settings(minutes=0.5, rounds=3, batch=1024, seed=7)
+    rest = "--minutes 0.5 --rounds 3 --batch 1024 --seed 7 --out RESULTS"
+    assert _command(settings, [], False) == f"amips bench TASK {rest}"
+    models = ["/tmp/deep/one", "runs/two"]
+    assert _command(settings, models, False) == f"amips bench TASK --models one --models two {rest}"
+    assert _command(settings, models[:1], True) == (
+        f"amips bench TASK --models one --systems SYSTEMS.toml {rest}"
+    )
+
+
+def test_models_beside_systems(task, mapper, tmp_path):
+    """The systems given instead of the default ones, and the models as they would be with those."""
+    out = tmp_path / "results"
+    made = bench(task, out=out, systems=[System(cells=8), System(engine="flat")], models=[mapper], **QUICK)
+    counts = sorted({*sweep(task.n), task.c})
+    ways = ("KeyNet mapper", "KeyNet mapper, drop-in")
+    expected = {f"{way}, {c:,} cells" for way in ways for c in counts}
+    assert {p["system"] for p in made.values["points"]} == expected | {"centroid, 8 cells", "exact, all keys"}
+    assert made.command.startswith("amips bench TASK --models mapper --systems SYSTEMS.toml ")
+    assert str(tmp_path) not in (out / "summary.json").read_text()
+    assert str(mapper.parent) not in (out / "summary.json").read_text()
+
+
+def test_the_training_of_linear_routers_is_shown(done):
+    (chart,) = done[1].curves
+    assert chart.name == "training-routing"
+    assert [series.name for series in chart.panels[0].series] == ["linear, 8 cells"]
+
+
+def test_storages_of_the_baseline_are_one_in_the_verdict(task, tmp_path):
+    systems = [System(cells=8), System(cells=24, storage="sq8"), System(cells=24, router="linear")]
+    made = bench(task, out=tmp_path / "results", systems=systems, **QUICK)
+    assert {p["family"] for p in made.values["points"]} == {"centroid", "centroid, sq8", "linear"}
+    assert {row[1] for row in made.tables[0].rows} == {"linear"}
+    points = [p for p in made.values["points"] if p["family"].startswith("centroid")]
+    target = float(re.match(r"At recall@10 = (0\.\d\d) ", made.verdict[1])[1])
+    best = min((p for p in points if p["recall@10"] >= target), key=lambda p: p["flops"])
+    count = {"centroid, 8 cells": 8, "centroid, sq8, 24 cells": 24}[best["system"]]
+    assert f"against the best FAISS IVF ({count} cells, {best['budget']} probes)" in made.verdict[1]
 
 
 def test_the_report_page_is_written(done, tmp_path):
@@ -142,7 +235,11 @@ def test_the_default_systems(task, mapper, tmp_path):
         "recall10-time",
         "recall1-cost",
         "recall1-time",
+        "top-scores",
     ]
+    (training,) = (chart for chart in made.curves if chart.name == "training-routing")
+    assert [series.name for series in training.panels[0].series] == [f"linear, {c:,} cells" for c in counts]
+    assert made.command.startswith("amips bench TASK --models mapper --minutes 0.005 ")
 
 
 def test_a_run_is_known_by_its_weights(task, mapper, tmp_path):
@@ -170,9 +267,9 @@ def test_a_run_is_known_by_its_weights(task, mapper, tmp_path):
         ({"minutes": float("nan")}, "minutes=nan"),
         ({"minutes": float("inf")}, "minutes=inf"),
         ({"seed": -1}, "seed=-1"),
-        ({"systems": FEW, "models": ["x"]}, "not both"),
+        ({"systems": FEW, "models": ["x"]}, "x is not a finished run: it has no model.safetensors"),
         ({"systems": "nowhere.toml"}, r"nowhere\.toml does not exist"),
-        ({"models": ["nowhere"]}, "nowhere"),
+        ({"models": ["nowhere"]}, "nowhere is not a finished run"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(task, tmp_path, options, match):
@@ -188,6 +285,29 @@ def test_a_task_that_knows_too_few_top_keys(tmp_path):
         bench(task, out=tmp_path / "results")
 
 
+def test_the_nearest_other_key_is_another_whatever_the_norms(tmp_path):
+    """A long key scores more with a short one than that does with itself."""
+    keys, queries = make_world(300, 60, 8, seed=4)
+    keys *= np.random.default_rng(0).uniform(0.2, 5, (300, 1)).astype(np.float32)
+    task = amips.label(keys, queries, val=10, test=10, k=10, out=tmp_path / "task")
+    scores = keys.astype(np.float64) @ keys.T
+    own = scores.diagonal().copy()
+    np.fill_diagonal(scores, -np.inf)
+    nearest = scores.max(axis=1)
+    assert 20 < (nearest > own).sum() < 280  # both kinds
+    found = dict(facts(task))
+    assert found["score of a key's nearest other key"] == f"mean {nearest.mean():.3f}"
+    norms = np.linalg.norm(keys, axis=1)
+    told = f"{norms.min():.3f} to {norms.max():.3f}, mean {norms.mean():.3f}"
+    assert found["norms of keys (a sample)"] == told
+
+
+def test_the_nearest_other_key_of_a_key_that_is_there_twice_is_its_twin(tmp_path):
+    keys, queries = make_world(50, 60, 8, seed=4)
+    task = amips.label(np.concatenate([keys, keys]), queries, val=10, test=10, k=10, out=tmp_path / "task")
+    assert dict(facts(task))["score of a key's nearest other key"] == "mean 1.000"
+
+
 def test_results_of_another_task_are_not_mixed(done, task, task1):
     with pytest.raises(ResultsError, match=r"\(task differ\)"):
         bench(task1, out=done[0], systems=FEW, **QUICK)
@@ -201,6 +321,10 @@ def test_more_rounds_are_not_other_settings(done, task, tmp_path):
     before = stamps(tmp_path / "results")
     made = bench(task, out=tmp_path / "results", systems=FEW, **{**QUICK, "rounds": 2})
     assert made.values == done[1].values
+    assert made.tables == done[1].tables
+    assert any(
+        "warm, 1 rounds, on 1 and on " in text for text in made.method
+    )  # what was taken, not asked for
     assert stamps(tmp_path / "results") == before
 
 
@@ -234,6 +358,28 @@ def test_an_interrupted_bench_is_continued(done, task, tmp_path, monkeypatch, me
         if "linear" not in key[0]:  # how far that gets in its time is another matter
             assert point["recall@10"] == points(done[1])[key]["recall@10"]
             assert point["flops"] == points(done[1])[key]["flops"]
+
+
+@pytest.mark.parametrize("file", ["work/cells-24/assignment.npy", "times"])
+def test_damage_is_named_in_one_line(done, task, tmp_path, file):
+    """Of what saves time, once it is needed again; of times, at once."""
+    out = tmp_path / "results"
+    shutil.copytree(done[0], out)
+    if file == "times":
+        path = next((out / "runs").glob("ivf-24-centroid-*-b2.times.npz"))
+        np.savez(path, **{"amips/batch/1": np.ones(2)})
+        match = r"b2\.times\.npz is damaged: it lacks the yardstick of amips/batch/1$"
+    else:
+        (out / file).write_bytes(b"")
+        for path in (out / "runs").glob("ivf-24-*"):
+            path.unlink()
+        match = r"work/cells-24 is damaged \(.+\); delete it$"
+    with pytest.raises(ResultsError, match=match) as caught:
+        bench(task, out=out, systems=FEW, **QUICK)
+    assert "\n" not in str(caught.value)
+    if file != "times":
+        shutil.rmtree(out / "work" / "cells-24")
+        bench(task, out=out, systems=FEW, **QUICK)
 
 
 def test_one_bench_at_a_time(done, task):

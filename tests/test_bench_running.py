@@ -15,7 +15,7 @@ from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
 from amips.bench.systems import System
 from amips.cells import Cells, kmeans
-from amips.errors import AmipsError, RunError, TrainingInterrupted
+from amips.errors import AmipsError, ResultsError, RunError, TrainingInterrupted
 from amips.learn import train
 from amips.nets import Linear, Net, SupportNet, load_model
 from conftest import make_world
@@ -212,27 +212,59 @@ def test_budgets_of_engines():
     assert graph[0] >= K
 
 
-def test_a_ladder_ends_when_enough_is_found(task, tmp_path, monkeypatch):
+def recall_on_val(bench, run):
+    held = slice(0, len(bench.task.val))
+    pairs = zip(run.ids[held], bench.true[held, :K], strict=True)
+    return np.mean([len(set(a) & set(b)) / K for a, b in pairs])
+
+
+def test_the_ladder_of_the_baseline_ends_when_enough_is_found(task, tmp_path, monkeypatch):
+    """However many keys that takes."""
     bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
     system = System(cells=CELLS)
     answered = bench.answer(system)
     runs = bench.store.runs([system])
     assert [run.budget for run in runs] == answered == rungs(CELLS)[: len(answered)]
-    held = slice(0, len(task.val))
-
-    def enough(run):
-        found = [len(set(a) & set(b)) / K for a, b in zip(run.ids[held], bench.true[held, :K], strict=True)]
-        return np.mean(found) >= 0.995 or run.scanned[held].mean() >= 0.3 * N
-
-    assert [enough(run) for run in runs] == [False] * (len(runs) - 1) + [True]
+    enough = [recall_on_val(bench, run) >= 0.985 for run in runs]
+    assert enough == [False] * (len(runs) - 1) + [True]
     assert 1 < len(answered) < len(rungs(CELLS))
-    for name, least in (("ENOUGH", 0.1), ("MOST_SCANNED", 0.01)):  # either ends it
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "ENOUGH", 0.1)
+        assert bench.answer(system) == answered[:1]
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "MOST_SCANNED", 0.01)
+        assert bench.answer(system) == answered
+    monkeypatch.setattr(running, "ENOUGH", 2)
+    assert bench.answer(system) == rungs(CELLS)
+
+
+@pytest.mark.parametrize("name", ["linear", "mapper", "drop-in"])
+def test_the_ladder_of_a_contender_ends_at_a_fifth_of_the_keys(task, systems, tmp_path, monkeypatch, name):
+    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
+    system = systems[name]
+    answered = bench.answer(system)
+    runs = bench.store.runs([system])
+    assert [run.budget for run in runs] == answered == rungs(CELLS)[: len(answered)]
+    ends = [
+        recall_on_val(bench, run) >= 0.985 or run.scanned[: len(task.val)].mean() >= 0.2 * N for run in runs
+    ]
+    assert ends == [False] * (len(runs) - 1) + [True]
+    if name != "linear":  # which finds enough with fewer
+        assert recall_on_val(bench, runs[-1]) < 0.985
+    for limit, least in (("ENOUGH", 0.0), ("MOST_SCANNED", 0.001)):  # either ends it
         with monkeypatch.context() as patched:
-            patched.setattr(running, name, least)
+            patched.setattr(running, limit, least)
             assert bench.answer(system) == answered[:1]
     monkeypatch.setattr(running, "MOST_SCANNED", 2)
     monkeypatch.setattr(running, "ENOUGH", 2)
     assert bench.answer(system) == rungs(CELLS)
+
+
+def test_the_ladder_of_a_reference_has_no_cap(task, tmp_path, monkeypatch):
+    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
+    monkeypatch.setattr(running, "MOST_SCANNED", 0.001)
+    monkeypatch.setattr(running, "ENOUGH", 2)
+    assert bench.answer(System(engine="hnsw", links=8)) == list(HNSW_BUDGETS)
 
 
 def test_a_ladder_that_is_given_is_climbed_to_its_end(task, tmp_path):
@@ -244,22 +276,227 @@ def test_a_ladder_that_is_given_is_climbed_to_its_end(task, tmp_path):
 def test_what_is_stored_is_not_run_again(task, tmp_path, monkeypatch):
     bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
     system = System(cells=8)
-    bench.take_times(system, bench.answer(system, [1, 4]))
+    bench.take_times({system: bench.answer(system, [1, 4])})
     monkeypatch.setattr(Bench, "open", lambda *_: pytest.fail("opened again"))
-    bench.take_times(system, bench.answer(system, [1, 4]))
+    bench.take_times({system: bench.answer(system, [1, 4])})
+    bench.run([system], "bench", [1, 4])
+
+
+# times
 
 
 def test_times_are_taken_of_every_way_and_mode_beside_the_yardstick(opened, systems, monkeypatch):
     monkeypatch.setattr(running, "threads", lambda: 2)
     system = systems["centroid"]
-    opened.take_times(system, opened.answer(system, [2]))
+    opened.take_times({system: opened.answer(system, [2])})
     times = opened.store.get(system, 2).times
     modes = [f"{batch}/{count}" for batch in ("single", "batch") for count in ("1", "all")]
     expected = {f"{way}/{mode}" for way in ("amips", "faiss") for mode in modes}
     assert set(times) == expected | {f"yardstick/{name}" for name in expected}
     for name, seconds in times.items():
         assert (seconds > 0).all()
-        assert seconds.shape == ((2, 4) if "single" in name and not name.startswith("yard") else (2,)), name
+        assert seconds.shape == ((2, 4) if "/single/" in f"/{name}" else (2,)), name  # the yardstick's too
+
+
+def test_timed_queries_are_drawn_from_the_test_queries(task, tmp_path):
+    """They come in the order of the log: the first would be those of one hour."""
+    store = Store(tmp_path / "results", {})
+    test = np.asarray(task.test.queries)
+
+    def rows(settings):
+        timed = Bench(task, store, settings).timed
+        assert timed.flags.c_contiguous
+        found = [np.flatnonzero((test == one).all(axis=1)) for one in timed]
+        assert all(len(where) == 1 for where in found)
+        return [int(where[0]) for where in found]
+
+    drawn = rows(SETTINGS)
+    assert len(drawn) == len(set(drawn)) == 32
+    assert max(drawn) >= 50 > min(drawn)  # from all over
+    assert drawn != sorted(drawn)
+    assert rows(replace(SETTINGS, rounds=5)) == drawn
+    assert rows(replace(SETTINGS, batch=4)) == drawn[:4]
+    assert rows(replace(SETTINGS, seed=1)) != drawn
+    assert sorted(rows(replace(SETTINGS, batch=1000))) == list(range(100))
+
+
+class Recording:
+    """An opened system that only writes down how it was called."""
+
+    def __init__(self, name, calls, ways=("amips",)):
+        self.ways = {way: self.way(f"{name}/{way}", calls) for way in ways}
+
+    @staticmethod
+    def way(name, calls):
+        def search(x, k, budget):
+            calls.append((name, len(x), budget))
+
+        return search
+
+
+def test_systems_on_the_same_cells_are_timed_in_turns(task, tmp_path, monkeypatch):
+    """Round by round every system and budget, each right after the yardstick; those with times are left."""
+    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=3, singles=2))
+    monkeypatch.setattr(running, "threads", lambda: 1)
+    one, two, old = System(cells=8), System(cells=8, router="linear"), System(cells=8, storage="sq8")
+    calls, opens = [], []
+    fakes = {
+        one: Recording("one", calls, ("amips", "faiss")),
+        two: Recording("two", calls),
+        old: Recording("old", calls),
+    }
+
+    def open_fake(_, system):
+        opens.append(system)
+        return fakes[system]
+
+    monkeypatch.setattr(Bench, "open", open_fake)
+    vars(bench)["yardstick"] = Recording.way("yardstick", calls)
+    bench.store.put_times(old, 1, {})
+    bench.store.put_times(two, 2, {})
+    bench.take_times({one: [1, 4], old: [1], two: [1, 2, 3]})
+    assert opens == [one, two]  # once each, and only who lacks times
+
+    probes = running.YARDSTICK_PROBES
+    warm = 2 * len(("yardstick", "one/amips", "one/faiss", "two"))
+    assert {name for name, _, _ in calls[:warm]} == {"yardstick", "one/amips", "one/faiss", "two/amips"}
+    assert sorted(size for _, size, _ in calls[:warm]) == [1] * 4 + [32] * 4
+
+    def turn(name, budget):
+        """Two single queries of the yardstick, two of the search, then the batch of each."""
+        single = [("yardstick", 1, probes)] * 2 + [(name, 1, budget)] * 2
+        return [*single, ("yardstick", 32, probes), (name, 32, budget)]
+
+    order = [("one/amips", 1), ("one/faiss", 1), ("one/amips", 4), ("one/faiss", 4)]
+    order += [("two/amips", 1), ("two/amips", 3)]
+    assert calls[warm:] == 3 * [call for name, budget in order for call in turn(name, budget)]
+    for system, budget in ((one, 1), (one, 4), (two, 1), (two, 3)):
+        assert bench.store.has_times(system, budget)
+
+
+def test_each_time_is_stored_beside_the_yardsticks_own(task, tmp_path, monkeypatch):
+    """A clock that counts: every call takes as long as its number."""
+    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=2, singles=3))
+    monkeypatch.setattr(running, "threads", lambda: 1)
+    system = System(cells=8)
+    bench.answer(system, [1])
+    calls = []
+    now = [0.0]
+    vars(bench)["yardstick"] = Recording.way("yardstick", calls)
+    monkeypatch.setattr(Bench, "open", lambda *_: Recording("own", calls))
+
+    def clock():
+        now[0] += len(calls)  # a call adds its number to the time between two looks
+        return now[0]
+
+    monkeypatch.setattr(running.time, "perf_counter", clock)
+    bench.take_times({system: [1]})
+    times = bench.store.get(system, 1).times
+    # The first four calls are warm ones.
+    np.testing.assert_array_equal(times["yardstick/amips/single/1"], [[5, 6, 7], [13, 14, 15]])
+    np.testing.assert_array_equal(times["amips/single/1"], [[8, 9, 10], [16, 17, 18]])
+    np.testing.assert_allclose(times["yardstick/amips/batch/1"], np.array([11, 19]) / 32)
+    np.testing.assert_allclose(times["amips/batch/1"], np.array([12, 20]) / 32)
+
+
+def test_run_answers_and_times_group_by_group(task, tmp_path, monkeypatch):
+    """A group shares its index: cells and storage; all of it is answered before it is timed."""
+    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
+    done = []
+
+    def answer(self, system, ladder=None):
+        done.append(("answer", system))
+        return [7] if ladder is None else list(ladder)
+
+    monkeypatch.setattr(Bench, "answer", answer)
+    monkeypatch.setattr(Bench, "take_times", lambda _, answered: done.append(("times", answered)))
+    eight, nine = System(cells=8), System(cells=9)
+    linear, small = System(cells=8, router="linear"), System(cells=8, storage="sq8")
+    flat, graph = System(engine="flat"), System(engine="hnsw")
+    bench.run([graph, nine, eight, flat, small, linear], "bench")
+    assert done == [
+        ("answer", eight),
+        ("answer", linear),
+        ("times", {eight: [7], linear: [7]}),
+        ("answer", small),
+        ("times", {small: [7]}),
+        ("answer", nine),
+        ("times", {nine: [7]}),
+        ("answer", flat),
+        ("times", {flat: [7]}),
+        ("answer", graph),
+        ("times", {graph: [7]}),
+    ]
+    done.clear()
+    bench.run([eight, linear], "bench", [2, 3], times=False)
+    assert done == [("answer", eight), ("answer", linear)]
+    done.clear()
+    bench.run([eight], "bench", [2, 3])
+    assert done[-1] == ("times", {eight: [2, 3]})
+    done.clear()
+    with pytest.raises(AmipsError, match="there are only 600 keys"):
+        bench.run([eight, System(cells=601)], "bench")
+    assert done == []  # refused before anything is run
+
+
+def test_systems_on_the_same_cells_share_one_index(task, systems, tmp_path, monkeypatch):
+    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=1))
+    bench.yardstick  # noqa: B018  (it has an index of its own)
+    built = []
+    real = running.FaissIVF.build
+
+    def build(keys, assignment, centroids, storage):
+        built.append((len(centroids), storage))
+        return real(keys, assignment, centroids, storage)
+
+    monkeypatch.setattr(running.FaissIVF, "build", staticmethod(build))
+    other = System(cells=12)
+    chosen = [systems["drop-in"], other, systems["centroid"], systems["mapper"]]
+    bench.run(chosen, "bench", [1, 2])
+    assert built == [(12, "flat"), (CELLS, "flat")]
+    for system in chosen:
+        assert all(run.times for run in bench.store.runs([system]))
+
+
+# what is kept to save time
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def nonsense(path):
+    path.write_bytes(b"first line\nsecond line\n" * 9)
+
+
+@pytest.mark.parametrize("harm", [cut, empty, nonsense, lambda path: path.unlink()])
+@pytest.mark.parametrize("file", ["assignment.npy", "centroids.npy"])
+def test_damaged_cells_are_named_in_one_line(task, tmp_path, file, harm):
+    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
+    made = bench.cells(12)
+    harm(bench.work / "cells-12" / file)
+    if not (bench.work / "cells-12" / "assignment.npy").exists():  # written last: without it, made anew
+        np.testing.assert_array_equal(bench.cells(12).assignment, made.assignment)
+        return
+    with pytest.raises(ResultsError, match=r"work/cells-12 is damaged \(.+\); delete it$") as caught:
+        bench.answer(System(cells=12))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("harm", [cut, empty, nonsense])
+def test_a_damaged_graph_is_named_in_one_line(task, tmp_path, harm):
+    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
+    system = System(engine="hnsw", links=8)
+    bench.open(system)
+    assert [path.name for path in bench.work.iterdir()] == ["hnsw-8.faiss"]
+    harm(bench.work / "hnsw-8.faiss")
+    with pytest.raises(ResultsError, match=r"work/hnsw-8\.faiss is damaged; delete it$") as caught:
+        bench.answer(system)
+    assert "\n" not in str(caught.value)
 
 
 # the linear router of the bench, and other cells of a task

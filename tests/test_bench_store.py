@@ -58,7 +58,7 @@ def test_a_run_comes_back_bit_for_bit(store):
     same(store.get(SYSTEM, 3), run)
     times = {
         "amips/single/1": np.random.default_rng(1).random((3, 8)),
-        "yardstick/amips/single/1": np.ones(3),
+        "yardstick/amips/single/1": np.random.default_rng(2).random((3, 8)),
     }
     store.put_times(SYSTEM, 3, times)
     assert store.has_times(SYSTEM, 3)
@@ -191,6 +191,23 @@ def test_damaged_times_are_named(store):
     cut(store.path / "runs" / f"{SYSTEM.slug}-b3.times.npz")
     with pytest.raises(ResultsError, match=r"times\.npz is damaged"):
         store.get(SYSTEM, 3)
+
+
+def test_times_without_their_yardstick_are_named_in_one_line(store):
+    store.put(a_run(), seed=0)
+    times = {
+        f"{before}{way}/batch/1": np.ones(3) for before in ("", "yardstick/") for way in ("amips", "faiss")
+    }
+    store.put_times(SYSTEM, 3, times)
+    assert set(store.get(SYSTEM, 3).times) == set(times)
+    del times["yardstick/faiss/batch/1"]
+    store.put_times(SYSTEM, 3, times)
+    for read in (lambda: store.get(SYSTEM, 3), lambda: store.runs([SYSTEM])):
+        with pytest.raises(
+            ResultsError, match=r"-b3\.times\.npz is damaged: it lacks the yardstick of faiss/batch/1$"
+        ) as caught:
+            read()
+        assert "\n" not in str(caught.value)
 
 
 def test_results_of_another_task_are_refused_naming_what_differs(store):

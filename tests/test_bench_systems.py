@@ -11,7 +11,7 @@ import pytest
 from amips.bench import System, bench, read_systems
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
-from amips.bench.systems import default_systems, load_models, sweep
+from amips.bench.systems import default_systems, load_models, model_systems, sweep
 from amips.cells import fingerprint_of
 from amips.errors import AmipsError, RunError
 from amips.nets import Net
@@ -205,6 +205,10 @@ def test_the_default_systems(tmp_path):
         "HNSW, 32 links": [0],
     }
     assert {s.cells for s in default_systems(SimpleNamespace(n=10_000, c=1), {})} == {0, *swept} - {64}
+    added = model_systems(task, models)
+    assert [s for s in systems if s.router not in ("centroid", "linear")] == added
+    assert len(added) == 2 * len(swept) + 1
+    assert model_systems(task, {}) == []
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path):
@@ -269,9 +273,13 @@ def test_a_run_that_is_not_finished(task, tmp_path):
     (tmp_path / "run" / "config.json").write_text("{}")
     systems = [System(cells=8, router=str(tmp_path / "run"))]
     refused(task, systems, tmp_path, "run is not a finished run: it has no model.safetensors")
-    with pytest.raises(RunError, match=r"model\.json does not exist") as caught:
-        bench(task, out=tmp_path / "results", models=[tmp_path / "run"])
-    one_line(caught)
+    for given in (None, [System(cells=8)]):
+        with pytest.raises(
+            RunError, match=r"run is not a finished run: it has no model\.safetensors$"
+        ) as caught:
+            bench(task, out=tmp_path / "none", models=[tmp_path / "run"], systems=given)
+        one_line(caught)
+        assert not (tmp_path / "none").exists()
 
 
 def test_more_cells_than_keys(task, tmp_path):
@@ -294,6 +302,20 @@ def test_routers_that_are_called_the_same(task, tmp_path):
     refused(task, systems, tmp_path, "a/run and .*b/run are both called 'run'", AmipsError)
     posing = [System(cells=8), System(cells=8, router=runs[0], label="centroid")]
     refused(task, posing, tmp_path, "are both called 'centroid'", AmipsError)
+
+
+def test_a_model_that_is_among_the_systems_too(task, tmp_path):
+    run = a_run(tmp_path / "run", task)
+    for label, match in (
+        ("KeyNet run", "two of the systems are the same: KeyNet run, 8 cells"),
+        ("x", "same"),
+    ):
+        with pytest.raises(AmipsError, match=match) as caught:
+            bench(
+                task, out=tmp_path / "none", systems=[System(cells=8, router=run, label=label)], models=[run]
+            )
+        one_line(caught)
+        assert not (tmp_path / "none").exists()
 
 
 def test_no_systems(task, tmp_path):

@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from amips.cells import fingerprint_of
 from amips.cli import main
+from amips.nets import Net
 from conftest import kill_when
+from reference import architecture, random_net
 
 pytest.importorskip("plotly", reason="the report needs plotly: pip install 'amips[bench]'")
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'amips[bench]'")
@@ -76,7 +79,10 @@ def test_bench_tells_the_verdict_the_table_and_where_the_rest_is(done, folder):
     lines = done.stdout.splitlines()
     summary = json.loads((folder / "results" / "summary.json").read_text())
     assert lines[: len(summary["verdict"])] == summary["verdict"]
-    assert "held-out queries" in done.stdout
+    assert "held-out queries, linear (8 cells, " in done.stdout
+    assert "FLOPs, against centroid routing: " in done.stdout
+    assert "exact, all keys: " in done.stdout
+    assert summary["command"].startswith("amips bench TASK --systems SYSTEMS.toml --minutes 0.005 ")
     assert "Against the best FAISS IVF" in lines
     assert lines[-1] == "results: everything is there; see it with: amips report results"
     assert "Traceback" not in done.stderr
@@ -90,6 +96,41 @@ def test_the_same_command_again_runs_nothing(done, folder, in_process):
     assert again.returncode == 0
     assert again.stdout == done.stdout
     assert {path.name: path.stat().st_mtime_ns for path in runs.iterdir()} == before
+
+
+def test_models_beside_systems(in_process, folder, task):
+    net = random_net(architecture("support", d=16, c=8))
+    cells = fingerprint_of(np.asarray(task.cells.assignment))
+    Net(net.architecture, net.weights, {"keys": task.fingerprint, "cells": cells}).save(folder / "mine")
+    (folder / "one.toml").write_text("[[system]]\ncells = 8\n")
+    ran = in_process(
+        "bench", "task", "--systems", "one.toml", "--models", "mine", "--out", "both", *QUICK, "--seed", "3"
+    )
+    assert ran.returncode == 0, ran.stderr
+    summary = json.loads((folder / "both" / "summary.json").read_text())
+    assert {p["system"] for p in summary["values"]["points"]} == {
+        "centroid, 8 cells",
+        "SupportNet mine, 8 cells",
+    }
+    assert summary["command"] == (
+        "amips bench TASK --models mine --systems SYSTEMS.toml --minutes 0.005 --rounds 1 --batch 32 "
+        "--seed 3 --out RESULTS"
+    )
+
+
+def test_damage_is_one_line(done, folder, in_process):
+    out = folder / "harmed"
+    shutil.copytree(folder / "results", out)
+    (out / "work" / "cells-12" / "assignment.npy").write_bytes(b"")
+    for path in (out / "runs").glob("ivf-12-*"):
+        path.unlink()
+    ran = in_process("bench", "task", "--systems", "systems.toml", "--out", "harmed", *QUICK)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert re.search(r"^error: harmed/work/cells-12 is damaged \(.+\); delete it$", ran.stderr, re.MULTILINE)
+    assert "Traceback" not in ran.stderr
+    shutil.rmtree(out / "work" / "cells-12")
+    ran = in_process("bench", "task", "--systems", "systems.toml", "--out", "harmed", *QUICK)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_report_writes_a_page_and_figures(done, folder, in_process, tmp_path):
@@ -121,9 +162,12 @@ def test_report_writes_a_page_and_figures(done, folder, in_process, tmp_path):
         (("bench", "task", "--out", "x", "--systems", "nowhere.toml"), r"nowhere\.toml does not exist"),
         (("bench", "task", "--out", "x", "--systems", "nonsense"), "nonsense"),
         (("bench", "task", "--out", "x", "--systems", "bad.toml"), "cells=True: expected int"),
-        (("bench", "task", "--out", "x", "--systems", "systems.toml", "--model", "task"), "not both"),
-        (("bench", "task", "--out", "x", "--models", "unfinished"), "unfinished"),
-        (("bench", "task", "--out", "x", "--model", "nowhere"), "nowhere"),
+        (
+            ("bench", "task", "--out", "x", "--systems", "systems.toml", "--model", "task"),
+            r"task is not a finished run: it has no model\.safetensors",
+        ),
+        (("bench", "task", "--out", "x", "--models", "unfinished"), "unfinished is not a finished run"),
+        (("bench", "task", "--out", "x", "--model", "nowhere"), "nowhere is not a finished run"),
         (("report", "nowhere"), r"nowhere holds no summary\.json: it is not the results of amips"),
         (("report", "nonsense"), r"nonsense holds no summary\.json"),
         (("report", "damaged"), r"damaged/summary\.json is damaged"),

@@ -200,6 +200,17 @@ def test_an_interrupt_says_how_to_continue(data, tmp_path, monkeypatch):
     in_one_line(caught)
 
 
+def test_a_run_is_where_the_lab_says(data, tmp_path):
+    lab = Lab(data, TINY, tmp_path / "out")
+    one, four = lab.task(1), lab.task(4)
+    lab.model(one, KeyNet(width=8), "net")
+    directory = lab.run_directory("net", one)
+    assert directory.parent == lab.work
+    assert (directory / "model.safetensors").exists()
+    assert not lab.run_directory("net", four).exists()  # of another task, or of another name
+    assert not lab.run_directory("other", one).exists()
+
+
 def test_share_is_of_the_budget(data, tmp_path):
     lab = Lab(data, TINY, tmp_path / "out")
     net = lab.model(lab.task(1), KeyNet(width=8), "half", share=0.5)

@@ -174,6 +174,28 @@ class TestBestCells:
         for probes in range(1, 41):
             np.testing.assert_array_equal(best_cells(values, probes), [range(probes)])
 
+    @pytest.mark.parametrize("levels", [3, 1000])
+    def test_one_query_is_as_one_of_many(self, levels):
+        values = np.random.default_rng(2).integers(0, levels, (50, 20)).astype(np.float32)
+        for probes in (1, 5, 19, 20):
+            many = best_cells(values, probes)
+            for row, expected in zip(values, many, strict=True):
+                np.testing.assert_array_equal(best_cells(row[None], probes), expected[None])
+
+    @pytest.mark.parametrize("bad", [[0], [3, 7], range(1, 12), range(12)], ids=len)
+    @pytest.mark.parametrize("probes", [1, 2, 5, 11, 12])
+    def test_scores_of_one_query_that_are_not_numbers(self, bad, probes):
+        """As many cells as asked for, all different, and any real best ones among them in their order."""
+        row = np.random.default_rng(3).standard_normal((1, 12)).astype(np.float32)
+        row[0, list(bad)] = np.nan
+        got = best_cells(row, probes)
+        assert got.shape == (1, probes)
+        assert len(set(got[0].tolist())) == probes
+        assert set(got[0].tolist()) <= set(range(12))
+        real = row[0, got[0]]
+        real = real[~np.isnan(real)]
+        np.testing.assert_array_equal(real, -np.sort(-row[0][~np.isnan(row[0])])[: len(real)])
+
     def test_no_queries(self):
         assert best_cells(np.empty((0, 9), np.float32), 3).shape == (0, 3)
 

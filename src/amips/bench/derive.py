@@ -196,7 +196,7 @@ class Bootstrap:
         self.rng = np.random.default_rng(seed)
         counts = self.rng.multinomial(m, np.full(m, 1 / m), size=draws)[:, of]
         self.weights: Array = counts / counts.sum(axis=1, keepdims=True)
-        self._known: dict[tuple[str, str], Array] = {}
+        self._known: dict[tuple[str, str, str], Array] = {}
 
     def recalls(self, family: Family, metric: Metric) -> Array:
         """[draws, runs]."""
@@ -207,7 +207,7 @@ class Bootstrap:
         values = [run.cost(axis) for run in family.runs]
         if axis in ("flops", "scanned"):
             return self._drawn(family, axis, [v for v in values if v is not None])
-        key = (family.name, axis)
+        key = (family.role, family.name, axis)
         if key not in self._known:
             out = np.full((self.draws, len(values)), math.nan)
             for i, rounds in enumerate(values):
@@ -218,7 +218,7 @@ class Bootstrap:
         return self._known[key]
 
     def _drawn(self, family: Family, what: str, values: list[Array]) -> Array:
-        key = (family.name, what)
+        key = (family.role, family.name, what)
         if key not in self._known:
             self._known[key] = self.weights @ np.stack(values).T
         return self._known[key]

@@ -39,7 +39,7 @@ class Run:
         scanned, scan: [m], keys scored and FLOPs of that.
         network, coarse: FLOPs for each query.
         times: seconds a query, [rounds] or (batch 1) [rounds, queries], by "way/batch/threads"; under the
-            same name with "yardstick/" before it, what the yardstick took just before, [rounds].
+            same name with "yardstick/" before it, what the yardstick took just before, of the same shape.
     """
 
     system: System
