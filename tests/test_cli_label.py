@@ -257,7 +257,7 @@ def test_a_stopped_run_continues_with_the_same_command(larger, tmp_path, how):
         _, message = process.communicate(timeout=60)
         assert process.returncode == 130
         assert message.strip().startswith(
-            "stopped; label, fit, bench and study continue when the same command"
+            "stopped; embed, label, fit, bench and study continue when the same command"
         )
     assert not (tmp_path / "t" / "task.json").exists()
     done = subprocess.run(command, cwd=larger, capture_output=True, text=True, check=False)

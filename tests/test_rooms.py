@@ -33,7 +33,7 @@ ORDER = [
 ]
 DOORS = ("__init__", "__main__")  # of the package itself: they open every room
 WITHOUT_LEARN = ("route", "index", "search")
-MAY_IMPORT_TORCH = ("learn", "bench")
+MAY_IMPORT_TORCH = ("learn", "bench", "text")
 WITHOUT_TORCH = ("nets", "route", "index", "search")
 
 

@@ -46,6 +46,32 @@ def cli() -> None:
 
 
 @cli.command()
+@click.argument("corpus")
+@click.option("--queries", help="Texts to search with, in a file like CORPUS.")
+@click.option("--out", required=True, type=_directory, help="The directory to make.")
+@click.option("--encoder", default="all-MiniLM-L6-v2", help="A sentence-transformers model, or wordllama.")
+@click.option("--batch", default=64, help="Texts encoded at a time.")
+@click.option("--skip-empty", is_flag=True, help="Leave empty texts out, instead of an error.")
+def embed(corpus: str, **options: Any) -> None:
+    """Encode the texts of CORPUS, and of --queries, as vectors for label, fit and search.
+
+    Files of texts: .jsonl (as in BEIR), .tsv, or one text a line; each may be compressed (.gz), and - is
+    standard input. Duplicates are left out. An interrupted run continues when the same command is given
+    again.
+    """
+    from amips.text.embedding import embed as run
+
+    made = run(corpus, progress=True, **options)
+    click.echo(f"{made.path}: encoded by {made.encoder}, d = {made.d}")
+    rows = []
+    for side, texts in (("keys", made.key_texts), ("queries", made.query_texts)):
+        if texts is not None:
+            left_out = made.manifest[f"left_out_of_{side}"]
+            rows.append([side, *(f"{n:,}" for n in (len(texts), left_out["duplicates"], left_out["empty"]))])
+    click.echo(table(["texts", "encoded", "duplicates", "empty"], rows))
+
+
+@cli.command()
 @click.argument("keys")
 @click.argument("queries")
 @click.option("--out", required=True, type=_directory, help="The task directory to make.")
@@ -131,10 +157,19 @@ def train(task: Path, out: Path, net: str, **options: Any) -> None:
 @click.option("--out", required=True, type=_directory, help="The bundle to make or replace.")
 @click.option("--storage", type=click.Choice(["flat", "sq8", "pq"]), default="flat")
 @click.option("--ids", type=_directory, help="What to return for each key: .npy, or text with one a line.")
-def build(task: Path, run: Path | None, out: Path, storage: Any, ids: Path | None) -> None:
+@click.option(
+    "--texts", type=_directory, help="What amips embed made: the bundle can then be asked in words."
+)
+def build(
+    task: Path, run: Path | None, out: Path, storage: Any, ids: Path | None, texts: Path | None
+) -> None:
     """Make a searchable bundle of TASK's keys, routed by the model of RUN (without one: by centroid)."""
     names = None if ids is None else read_ids(ids)
     made = amips.build(task, run, out=out, storage=storage, ids=names)
+    if texts is not None:
+        from amips.text import attach
+
+        attach(out, texts)
     click.echo(f"{out}: {made.n:,} keys, {made.c:,} cells, routed by {made.router.name}")
     click.echo(points_table(made.points))
     if run is not None:
@@ -200,6 +235,31 @@ def search(bundle: Path, queries: str, out: Path | None, mmap: bool, skip_bad: b
 
 
 @cli.command()
+@click.argument("bundle", type=_directory)
+@click.argument("question")
+@click.option("-k", default=5, help="Hits.")
+@click.option("--probes", type=int, help="Cells to scan.")
+@click.option("--recall", type=float, help="Scan as many cells as gave this recall.  [default: 0.95]")
+@click.option("--compare", is_flag=True, help="Also say how many probes each way of routing needs.")
+def ask(bundle: Path, question: str, k: int, compare: bool, **budget: Any) -> None:
+    """Search BUNDLE, which was built with --texts, for a QUESTION in words."""
+    from amips.text import Asker
+
+    asker = Asker(bundle)
+    answer = asker.ask(question, k, **budget)
+    for place, hit in enumerate(answer.hits, 1):
+        body = " ".join(hit.text.text.split())
+        click.echo(f"{place}. {hit.score:.3f}  {hit.text.title or hit.text.id}")
+        click.echo(f"   {body[:200]}{'...' if len(body) > 200 else ''}")
+    click.echo(f"\n{answer.scanned:,} of {answer.n:,} keys scanned, {answer.probes} probes")
+    if compare:
+        efforts = asker.compare(question, k)
+        rows = [[e.router, f"{e.probes}", f"{e.scanned:,}", f"{e.scanned / answer.n:.2%}"] for e in efforts]
+        click.echo(f"\nuntil the true {k} best keys of this question are found:")
+        click.echo(table(["routed by", "probes", "keys scanned", "share"], rows))
+
+
+@cli.command()
 @click.argument("path", type=_directory)
 def info(path: Path) -> None:
     """Say what is in PATH: a task, a run or a bundle."""
@@ -261,8 +321,12 @@ def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
 @click.option("--minutes", default=0.5, help="Training time of each linear router.")
 @click.option("--rounds", default=3, help="How often each time is taken.")
 @click.option("--batch", default=1024, help="Queries in the large batch.")
+@click.option("--texts", type=_directory, help="What amips embed made: the ids that --qrels speaks of.")
+@click.option("--qrels", type=_directory, help="Relevance judgements: also measure nDCG@10 and recall@100.")
 @click.option("--seed", default=0)
-def bench(task: Path, models: tuple[Path, ...], **options: Any) -> None:
+def bench(
+    task: Path, models: tuple[Path, ...], texts: Path | None, qrels: Path | None, **options: Any
+) -> None:
     """Compare ways to search on the held-out queries of TASK, and say whether learning pays.
 
     By default: FAISS IVF with centroid routing and with a linear router over a sweep of cells, every given
@@ -270,7 +334,10 @@ def bench(task: Path, models: tuple[Path, ...], **options: Any) -> None:
     """
     from amips.bench import bench as run
 
-    made = run(task, models=list(models), progress=True, **options)
+    if (texts is None) != (qrels is None):
+        raise click.UsageError("--qrels and --texts go together: judgements, and the ids of queries and keys")
+    judgements = None if texts is None or qrels is None else read_judgements(task, texts, qrels)
+    made = run(task, models=list(models), judgements=judgements, progress=True, **options)
     told(made, options["out"])
 
 
@@ -305,6 +372,60 @@ def study(name: str, out: Path, **options: Any) -> None:
     from amips.bench.studies import study as run
 
     told(run(name, out=out, progress=True, **options), out / name)
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--out", required=True, type=_directory, help="The directory to make, in BEIR's layout.")
+@click.option("--source", type=_directory, help="Downloaded repositories, instead of the Hugging Face Hub.")
+@click.option("--most", type=int, help="Only the first so many passages, and what concerns them.")
+def data(name: str, out: Path, source: Path | None, most: int | None) -> None:
+    """Fetch a data set: beir/fiqa, beir/quora, beir/nq, beir/hotpotqa or beir/bioasq.
+
+    An interrupted fetch continues with the first missing file when the same command is given again.
+    """
+    from amips.text.data import get_data
+
+    counts = get_data(name, out, source=source, most=most, progress=True)["counts"]
+    click.echo(table([str(out), "records"], [[file, f"{count:,}"] for file, count in counts.items()]))
+
+
+@cli.command()
+@click.argument("corpus")
+@click.option("--out", required=True, type=_directory, help="The queries to write, as JSON lines.")
+@click.option("--corpus-out", type=_directory, help="The corpus to index: without the sentences removed.")
+@click.option("--per-text", default=3, help="Sentences of each text, beside its title and heading.")
+@click.option("--remove", default=0.9, help="Probability that a sentence is removed from its text.")
+@click.option("--seed", default=0)
+def queries(corpus: str, **options: Any) -> None:
+    """Make queries out of CORPUS alone: sentences of its texts, each of which asks for its text.
+
+    With --corpus-out, most of these sentences are taken out of the texts, so that a query is not found by
+    its own words; then index that corpus. Without, nothing is removed.
+    """
+    from amips.text.pseudo import queries as run
+
+    made = run(corpus, progress=True, **options)
+    click.echo(
+        f"{options['out']}: {made.queries:,} queries of {made.texts:,} texts, {made.duplicates:,} duplicates "
+        "left out"
+    )
+    if options["corpus_out"] is not None:
+        click.echo(f"{options['corpus_out']}: the corpus to index, {made.removed:,} queries removed from it")
+
+
+def read_judgements(task: Path, texts: Path, qrels: Path) -> Any:
+    """Judgements with the ids of the texts that a task was made of."""
+    from amips.bench import Judgements
+    from amips.bench.relevance import read_qrels
+    from amips.text import Embedded
+
+    embedded, found = Embedded(texts), amips.Task(task)
+    if embedded.fingerprint != found.fingerprint:
+        raise amips.TaskError(f"{task} was not made of the texts in {texts}: its keys are others")
+    if embedded.query_texts is None:
+        raise amips.AmipsError(f"{texts} holds no queries")
+    return Judgements(read_qrels(qrels), embedded.query_texts.ids(), embedded.key_texts.ids())
 
 
 def told(summary: Any, results: Path) -> None:
@@ -345,7 +466,8 @@ def main() -> None:
         cli(standalone_mode=False)
     except click.exceptions.Abort:
         click.echo(
-            "stopped; label, fit, bench and study continue when the same command is given again", err=True
+            "stopped; embed, label, fit, bench and study continue when the same command is given again",
+            err=True,
         )
         sys.exit(130)
     except click.ClickException as problem:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from amips.bench.derive import on_test
+from amips.bench.judged import Judgements, relevance_table
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
 from amips.bench.summary import Summary
@@ -27,6 +29,7 @@ def bench(
     rounds: int = 3,
     batch: int = 1024,
     seed: int = 0,
+    judgements: Judgements | None = None,
     progress: bool = False,
 ) -> Summary:
     """Compare systems on the held-out queries of a task: recall against FLOPs, keys scanned and time.
@@ -43,6 +46,8 @@ def bench(
         minutes: training time of each linear router that the systems ask for.
         rounds: how often each time is taken.
         batch: queries in the large batch.
+        judgements: what people judged relevant, for nDCG@10 and recall@100 of exact, centroid and learned
+            search.
         progress: show a progress bar when standard error is a terminal.
     """
     task = task if isinstance(task, Task) else Task(task)
@@ -83,6 +88,8 @@ def bench(
         if system.engine == "ivf" and called.setdefault(system.family, system.router) != system.router:
             both = f"{called[system.family]} and {system.router}"
             raise AmipsError(f"{both} are both called {system.family!r}: give one another label")
+    if judgements is not None:
+        judgements.check(task)
     store = Store(out, about)
     busy = ResultsError(f"another amips bench is at work in {out}; wait for it, or choose another out")
     with locked(store.path / ".lock", busy):
@@ -90,6 +97,10 @@ def bench(
         running.run(systems, "bench")
         made = summarize(task, store, settings, list(systems), running.work)
         made = replace(made, command=_command(settings, list(loaded), named))
+        if judgements is not None:
+            tested, chosen = on_test(store.runs(systems), task), made.values["chosen"]
+            judged = relevance_table(running, tested, chosen, judgements)
+            made = replace(made, tables=[*made.tables[:1], judged, *made.tables[1:]])
         made.save(store.path)
     return made
 

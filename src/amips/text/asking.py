@@ -1,0 +1,149 @@
+"""Questions in words: encode, search a bundle, and show the texts that were found.
+
+A bundle that can be asked carries the texts of its keys and the name of the encoder:
+
+    bundle/
+      text/
+        keys.jsonl     line i is the text of key i
+        text.json      the encoder, the fingerprint of the keys, size and SHA-256; written last
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.errors import AmipsError, BundleError
+from amips.files import read_manifest, write_manifest
+from amips.search import Searcher, load
+from amips.search.points import probes_for
+from amips.text.embedding import Embedded
+from amips.text.encoders import Encoder, open_encoder
+from amips.text.texts import Text, TextFile
+from amips.vectors import Floats
+
+FOLDER, MANIFEST, TEXTS = "text", "text.json", "keys.jsonl"
+FORMAT = 1
+
+
+def attach(bundle: str | Path, embedded: Embedded | str | Path) -> None:
+    """Put the texts that a bundle's keys were made of beside them, so that it can be asked in words."""
+    bundle = Path(bundle)
+    embedded = embedded if isinstance(embedded, Embedded) else Embedded(embedded)
+    index = load(bundle, verify=False, mmap=True)
+    if index.fingerprint != embedded.fingerprint:
+        raise BundleError(f"{bundle} does not hold the keys of {embedded.path}")
+    folder, partial = bundle / FOLDER, bundle / f"{FOLDER}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    shutil.copyfile(embedded.path / TEXTS, partial / TEXTS)
+    fields = {
+        "kind": "texts",
+        "format": FORMAT,
+        "encoder": embedded.encoder,
+        "keys": embedded.fingerprint,
+    }
+    write_manifest(partial, MANIFEST, fields, [TEXTS])
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One text that was found, and its score."""
+
+    score: float
+    text: Text
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a router needs to find the true best keys of a question."""
+
+    router: str
+    probes: int
+    scanned: int  # keys in these cells
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The hits, best first, and how few keys were scanned for them."""
+
+    question: str
+    hits: list[Hit]
+    probes: int
+    scanned: int
+    n: int
+
+
+class Asker:
+    """A bundle with texts and an encoder, ready for questions."""
+
+    def __init__(self, bundle: str | Path) -> None:
+        self.path = Path(bundle)
+        self.index: Searcher = load(self.path)
+        if not (self.path / FOLDER / MANIFEST).exists():
+            raise BundleError(f"{bundle} has no texts: build it with --texts DIR (what amips embed made)")
+        about = read_manifest(self.path / FOLDER, MANIFEST, "texts", FORMAT, BundleError)
+        if about.get("keys") != self.index.fingerprint:
+            raise BundleError(
+                f"the texts in {self.path / FOLDER} belong to other keys: build with --texts again"
+            )
+        self.texts = TextFile(self.path / FOLDER / TEXTS)
+        if len(self.texts) != self.index.n:
+            raise BundleError(f"{self.path / FOLDER / TEXTS} is damaged: {len(self.texts)} texts")
+        self._encoder = str(about.get("encoder"))
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Opened when the first question is asked."""
+        found = open_encoder(self._encoder)
+        if found.d != self.index.d:
+            raise BundleError(f"{self._encoder} gives dimension {found.d}, the bundle has {self.index.d}")
+        return found
+
+    def ask(
+        self, question: str, k: int = 5, probes: int | None = None, recall: float | None = None
+    ) -> Answer:
+        """The k best texts for a question. 0.95 recall where neither probes nor recall is given."""
+        x = self._encoded(question)
+        if probes is None:
+            recall = 0.95 if recall is None and self.index.points else recall
+            probes = 8 if recall is None else probes_for(self.index.points, recall, 10)
+        plain = Searcher(self.index.engine, self.index.model)  # rows, not labels: rows are what texts have
+        scores, ids = plain.search(x, k, probes)
+        found = [
+            Hit(float(score), self.texts[int(row)])
+            for score, row in zip(scores[0], ids[0], strict=True)
+            if row >= 0
+        ]
+        scanned = int(plain.cost(x, probes).scanned[0])
+        return Answer(question, found, probes, scanned, self.index.n)
+
+    def compare(self, question: str, k: int = 5) -> list[Effort]:
+        """How many probes centroid and learned routing need until they have seen the true k best keys."""
+        x = self._encoded(question)
+        plain = Searcher(self.index.engine, None)
+        best = plain.search(x, k, plain.c)[1][0]
+        wanted = self.index.cells[best[best >= 0]]
+        efforts = [_effort(plain, x, wanted)]
+        if self.index.model is not None:
+            efforts.append(_effort(Searcher(self.index.engine, self.index.model), x, wanted))
+        return efforts
+
+    def _encoded(self, question: str) -> Floats:
+        if not question.strip():
+            raise AmipsError("the question is empty")
+        return self.encoder.encode([question])
+
+
+def _effort(searcher: Searcher, x: Floats, wanted: NDArray[np.integer[Any]]) -> Effort:
+    order = searcher.route(x, searcher.c)[0]
+    place = np.empty(searcher.c, np.int64)
+    place[order] = np.arange(searcher.c)
+    probes = int(place[wanted].max(initial=0)) + 1
+    return Effort(searcher.router.name, probes, int(searcher.engine.sizes[order[:probes]].sum()))

