@@ -5,9 +5,14 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import amips
 from amips.rowfiles import JOURNAL
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("amips", deadline=None)
+settings.load_profile("amips")
 
 
 def make_world(n, m, d, seed):

@@ -265,6 +265,17 @@ def test_the_yardstick_in_seconds_is_the_median_of_all_its_times():
     assert yardstick_seconds(runs) == {"batch/1": 2.0, "single/1": 4.0}
 
 
+def test_a_round_whose_yardstick_was_held_up_does_not_count():
+    """Threads that wait for a busy core make the fixed search slow, and all else look fast beside it."""
+    steady = [run_of([[0]], [2], times=timed([4.0] * 3, [2.0] * 3)) for _ in range(5)]
+    stalled = run_of([[0]], [2], times=timed([4.0, 4.0, 4.0], [2.0, 900.0, 2.0]))
+    (family,) = families([*steady, stalled], slice(None), np.zeros((1, 1), int), 10)
+    np.testing.assert_allclose(family.runs[-1].cost("batch/1"), [2, 2])
+    never = run_of([[0]], [2], times=timed([4.0], [900.0]))
+    (family,) = families([*steady, never], slice(None), np.zeros((1, 1), int), 10)
+    assert family.runs[-1].cost("batch/1") is None
+
+
 def test_runs_without_times_have_no_place_on_a_front_of_times():
     shares, costs = np.array([[0.4] * 5, [0.9] * 5]), np.array([[10] * 5, [20] * 5])
     family = family_of("a", shares, costs, times=[timed([3.0], [1.0]), None])

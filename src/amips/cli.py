@@ -165,10 +165,13 @@ def build(
 ) -> None:
     """Make a searchable bundle of TASK's keys, routed by the model of RUN (without one: by centroid)."""
     names = None if ids is None else read_ids(ids)
+    if texts is not None:
+        from amips.text import Embedded, attach
+
+        if Embedded(texts).fingerprint != amips.Task(task).fingerprint:  # before the work, not after it
+            raise amips.TaskError(f"{task} was not made of the texts in {texts}: its keys are others")
     made = amips.build(task, run, out=out, storage=storage, ids=names)
     if texts is not None:
-        from amips.text import attach
-
         attach(out, texts)
     click.echo(f"{out}: {made.n:,} keys, {made.c:,} cells, routed by {made.router.name}")
     click.echo(points_table(made.points))
@@ -351,9 +354,12 @@ def report(results: Path, out: Path | None, pictures: Path | None) -> None:
     from amips.bench.figures import figures
     from amips.bench.report import report as write
 
+    if pictures is not None:
+        if pictures.exists() and not pictures.is_dir():
+            raise amips.AmipsError(f"{pictures} is a file; name a directory for the figures")
+        pictures.mkdir(parents=True, exist_ok=True)
     click.echo(f"{write(results, out or results / 'report.html')}: open it in a browser")
     if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
         click.echo(f"{pictures}: {len(figures(load_summary(results), pictures))} figures")
 
 

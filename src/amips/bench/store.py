@@ -88,7 +88,7 @@ class Store:
 
     def has(self, system: System, budget: int) -> bool:
         """Whether the answers of this run are stored."""
-        return self._file(system, budget, ".json").exists()
+        return all(self._file(system, budget, suffix).exists() for suffix in (".json", ".npz"))
 
     def has_times(self, system: System, budget: int) -> bool:
         """Whether its times are."""

@@ -127,6 +127,8 @@ def load_summary(directory: str | Path) -> Summary:
     """Read summary.json of a results directory."""
     path = Path(directory) / SUMMARY
     if not path.exists():
+        if (Path(directory) / "results.json").exists():
+            raise ResultsError(f"{directory} holds an unfinished bench; give its command again to finish it")
         raise ResultsError(f"{directory} holds no {SUMMARY}: it is not the results of amips bench or study")
     values = read_json(path, ResultsError)
     if values.pop("kind", None) != "summary" or values.pop("format", None) != FORMAT:

@@ -108,6 +108,8 @@ def _regimes(base: Family, ours: Family, bootstrap: Bootstrap, axes: dict[Axis, 
                 there, here = (f.cost_at(axis, "recall@10", target) for f in (base, ours))
                 if math.isnan(here) and not math.isnan(there):
                     missed.append(target)
+            elif math.isinf(ratio.high):
+                continue
             elif ratio.better and ratio.value > 1 + SMALL:
                 places["less"].append(target)
             elif ratio.worse and ratio.value < 1 - SMALL:
@@ -155,6 +157,8 @@ def _references(
 
 def in_words(ratio: Ratio, what: str, less: str, more: str) -> str:
     """ "1.9x fewer FLOPs", "1.2x more time" or "the same FLOPs"."""
+    if math.isinf(ratio.high):
+        return f"{what} not known well enough"
     if not (ratio.better or ratio.worse) or abs(ratio.value - 1) <= SMALL:
         return f"about the same {what}"
     return f"{ratio.value:.2f}x {less} {what}" if ratio.value > 1 else f"{1 / ratio.value:.2f}x {more} {what}"
