@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amips import AmipsError
-from amips.bench.relevance import Relevance, difference, measure, read_qrels, relevance
+from amips.bench.relevance import Relevance, difference, measure, read_qrels
 
 pytest.importorskip("ir_measures")
 
@@ -58,7 +58,7 @@ def test_measures_are_those_of_the_definitions(world):
         gain, recall = naive(qrels[query], [names[key] for _, key in order])
         assert found.values["nDCG@10"][i] == pytest.approx(gain, abs=1e-6)
         assert found.values["recall@100"][i] == pytest.approx(recall, abs=1e-6)
-    means = relevance(*world)
+    means = measure(*world).means
     assert means == pytest.approx({name: values.mean() for name, values in found.values.items()})
     assert set(means) == {"nDCG@10", "recall@100"}
 
@@ -75,8 +75,8 @@ def test_equal_scores_are_ordered_by_number_as_search_orders_them():
 def test_a_query_that_is_a_key_does_not_answer_itself():
     ids, scores = np.array([[0, 1, 2]]), np.array([[3.0, 2.0, 1.0]], np.float32)
     arguments = {"a": {"b": 1}}, ["a"], ["a", "b", "c"], ids, scores
-    assert relevance(*arguments)["nDCG@10"] == pytest.approx(1 / math.log2(3))
-    assert relevance(*arguments, drop_same_id=True)["nDCG@10"] == pytest.approx(1.0)
+    assert measure(*arguments).means["nDCG@10"] == pytest.approx(1 / math.log2(3))
+    assert measure(*arguments, drop_same_id=True).means["nDCG@10"] == pytest.approx(1.0)
 
 
 def test_queries_without_judgements_or_answers():

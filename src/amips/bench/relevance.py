@@ -125,19 +125,6 @@ def measure(
     return Relevance(list(place), values)
 
 
-def relevance(
-    qrels: Qrels,
-    query_ids: Sequence[str],
-    key_ids: Sequence[str],
-    ids: NDArray[np.integer[Any]],
-    scores: NDArray[np.floating[Any]],
-    *,
-    drop_same_id: bool = False,
-) -> dict[str, float]:
-    """The means of `measure`: {"nDCG@10": ..., "recall@100": ...}."""
-    return measure(qrels, query_ids, key_ids, ids, scores, drop_same_id=drop_same_id).means
-
-
 def difference(
     ours: Relevance, theirs: Relevance, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Difference]:

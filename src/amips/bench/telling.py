@@ -212,6 +212,15 @@ def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, 
     return Panel("", AXES[axis], metric, series, log_x=True)
 
 
+def _cells_of(runs: list[Run]) -> str:
+    """Which numbers of cells each family could choose from: not all need have the same."""
+    counts: dict[str, set[int]] = {}
+    for run in runs:
+        if run.system.engine == "ivf":
+            counts.setdefault(run.system.family, set()).add(run.system.cells)
+    return "; ".join(f"{name} {', '.join(f'{c:,}' for c in sorted(cells))}" for name, cells in counts.items())
+
+
 def _method(task: Task, settings: Settings, batch: int, runs: list[Run]) -> list[str]:
     deep = ", ".join(f"{count:,}" for count in within(task.n))
     taken = sorted({len(seconds) for run in runs for seconds in run.times.values()})
@@ -223,10 +232,10 @@ def _method(task: Task, settings: Settings, batch: int, runs: list[Run]) -> list
         "of the test queries, for both sides alike. The split is by source query, before noise is added. "
         "Ground truth is exact.",
         "The baseline is FAISS IVF with spherical k-means and inner products, at every number of cells of "
-        "the sweep; its Pareto front over all of them is what others are compared with. Linear routers and "
-        "models of one key have the same choice of cells; a model that scores cells has those that it was "
-        "trained on. Times of the baseline are the faster of FAISS's own search (flat storage) and of the "
-        "scan that the contenders use. A contender's ladder ends where it scans a fifth of the keys.",
+        "the sweep; its Pareto front over all of them is what others are compared with. Numbers of cells: "
+        f"{_cells_of(runs)}. A model that scores cells has only those that it was trained on. Times of the "
+        "baseline are the faster of FAISS's own search (flat storage) and of the scan that the contenders "
+        "use. A contender's ladder ends where it scans a fifth of the keys.",
         "FLOPs are counted from shapes and list sizes for each query: network, coarse scores and scan; a "
         "multiply-add is 2. HNSW counts the distances it computed.",
         f"Times are for k = {settings.k}, warm, {rounds} rounds, on 1 and on {threads()} threads: at batch 1 "
