@@ -18,6 +18,7 @@ ORDER = [
     "vectors",
     "rowfiles",
     "exact",
+    "lean",
     "cells",
     "metrics",
     "task",

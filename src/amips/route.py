@@ -193,3 +193,48 @@ def best_cells(scores: Floats, probes: int) -> NDArray[np.int64]:
 def limit_probes(cells: NDArray[np.int64], probes: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """Keep the first probes[i] cells of row i; the others become -1, which a scan skips."""
     return np.ascontiguousarray(np.where(np.arange(cells.shape[1]) < probes[:, None], cells, -1))
+
+
+def cells_by_share(scores: Floats, temperature: float, share: float) -> NDArray[np.int64]:
+    """Every cell that is expected to hold at least this share of a query's top keys; [m, p], -1 skips.
+
+    softmax(scores / temperature)_j is the share that cell j is expected to hold. To scan a cell costs as
+    many products as it has keys, whichever it is, so that a bound on the share, the same for all queries,
+    finds the most for a given cost over all of them: easy queries end after a cell or two, hard ones go on.
+    The best cell comes first, and is always taken; of one query the others follow in order.
+    """
+    high = scores.max(axis=1, keepdims=True)
+    exponents = (scores - high) / np.float32(temperature)
+    least = np.log(np.float32(max(share, 1e-30))) + np.log(np.exp(exponents).sum(axis=1, keepdims=True))
+    taken = exponents >= np.minimum(least, 0)  # 0 is the exponent of the best cell
+    if len(scores) == 1:  # FAISS keeps fewer candidates for a moment when the best cells come first
+        found = np.flatnonzero(taken[0])
+        return found[np.argsort(-scores[0, found], kind="stable")][None]
+    rows, found = np.nonzero(taken)
+    first = np.searchsorted(rows, np.arange(len(scores)))
+    place = np.arange(len(rows)) - first[rows]
+    cells = np.full((len(scores), int(place.max(initial=0)) + 1), -1, np.int64)
+    cells[rows, place] = found
+    best = scores.argmax(axis=1)
+    swapped = cells == best[:, None]
+    cells[swapped] = cells[:, 0]
+    cells[:, 0] = best
+    return cells
+
+
+def fit_temperature(scores: Floats, cells: NDArray[np.integer[Any]]) -> float:
+    """The temperature t at which softmax(scores / t) best predicts the cells [m, k] of the top keys.
+
+    It has the least cross-entropy, over a grid of steps of 10 % around the spread of the scores.
+    """
+    spread = float(np.std(scores - scores.mean(axis=1, keepdims=True)))
+    if not spread > 0:
+        return 1.0
+    wanted = np.take_along_axis(scores, cells, axis=1).mean(axis=1)
+    high = scores.max(axis=1)
+
+    def entropy(t: float) -> float:
+        total = np.log(np.exp((scores - high[:, None]) / np.float32(t)).sum(axis=1))
+        return float((total + (high - wanted) / t).mean())
+
+    return min((spread * 1.1**step for step in range(-36, 24)), key=entropy)

@@ -1,7 +1,7 @@
 """Systems opened for searching, each with its costs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,7 +59,7 @@ class OpenedIVF:
         if self.system.route != "drop-in-rescored":
             return cost
         again = 2 * self.searcher.d * np.minimum(cost.scanned, k * DROP_IN_CANDIDATES)
-        return Cost(cost.network, cost.coarse, cost.scan + again, cost.scanned)
+        return replace(cost, scan=cost.scan + again)
 
     @property
     def ways(self) -> dict[str, Search]:
@@ -85,7 +85,7 @@ class OpenedFlat:
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
         """2 n d."""
         scanned = np.full(len(x), self.index.ntotal, np.int64)
-        return Cost(0, 0, 2 * self.index.d * scanned, scanned)
+        return Cost(0, 0, 2 * self.index.d * scanned, scanned, np.zeros_like(scanned))
 
     @property
     def ways(self) -> dict[str, Search]:
@@ -114,7 +114,7 @@ class OpenedHNSW:
                 stats.reset()
                 self.search(x[row : row + 1], k, budget)
                 scanned[row] = stats.ndis
-        return Cost(0, 0, 2 * self.index.d * scanned, scanned)
+        return Cost(0, 0, 2 * self.index.d * scanned, scanned, np.zeros_like(scanned))
 
     @property
     def ways(self) -> dict[str, Search]:

@@ -1,7 +1,8 @@
 """FAISS inverted files whose cells are given from outside.
 
-Storage: "flat" keeps float32 keys; "sq8" 8 bits a value; "pq" product-quantised codes. The last two find
-candidates in codes and score them again with the float32 keys, so every score is a true inner product.
+Storage: "flat" keeps float32 keys; "sq8" 8 bits a value; "pq" product-quantised codes; "lean" 8 bits a value
+of a learned projection to fewer dimensions (see `amips.lean`). All but the first find candidates in codes and
+score them again with the float32 keys, so every score is a true inner product.
 
 A batch is scanned in one of two ways, with the same answers. FAISS goes query by query, which is best for
 few queries. When many queries meet in a cell, the cell's keys are multiplied with all of them at once.
@@ -19,13 +20,21 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.errors import AmipsError, BundleError
 from amips.index.running import Running, best_first
+from amips.lean import Projection
 from amips.vectors import Floats, Vectors
 
-Storage = Literal["flat", "sq8", "pq"]
+Storage = Literal["flat", "sq8", "pq", "lean"]
 Ids = NDArray[np.int64]
 
-INDEX, KEYS = "index.faiss", "keys.npy"
-TYPES = {"flat": "IndexIVFFlat", "sq8": "IndexIVFScalarQuantizer", "pq": "IndexIVFPQ"}
+INDEX, KEYS, LEAN = "index.faiss", "keys.npy", "lean.npz"
+TYPES = {
+    "flat": "IndexIVFFlat",
+    "sq8": "IndexIVFScalarQuantizer",
+    "pq": "IndexIVFPQ",
+    "lean": "IndexIVFScalarQuantizer",
+}
+# What each storage keeps beside the FAISS file.
+BESIDE: dict[str, list[str]] = {"flat": [], "sq8": [KEYS], "pq": [KEYS], "lean": [KEYS, LEAN]}
 # From how many queries a cell on, on average, the matrix product beats FAISS's scan.
 MEETINGS_FOR_PRODUCT = 4.0
 PRODUCT_BLOCK = 1024
@@ -41,19 +50,29 @@ class FaissIVF:
     storage: Storage
     keys: Floats | None = None
     refine: int = 10  # quantised storage: candidates for each result asked for
+    projection: Floats | None = None  # "lean": what queries are multiplied with, [r, d],
+    given_centroids: Floats | None = None  # ... and the centroids, which FAISS has in r dimensions only
 
     @classmethod
     def build(
-        cls, keys: Vectors, assignment: NDArray[np.integer[Any]], centroids: Floats, storage: Storage
+        cls,
+        keys: Vectors,
+        assignment: NDArray[np.integer[Any]],
+        centroids: Floats,
+        storage: Storage,
+        projection: Projection | None = None,
     ) -> "FaissIVF":
-        """Put every key into the cell that `assignment` names."""
-        c, d = centroids.shape
+        """Put every key into the cell that `assignment` names; "lean" needs a projection."""
+        if (storage == "lean") != (projection is not None):
+            raise AmipsError("storage='lean' needs a projection, and no other storage has one")
+        c, d = len(centroids), centroids.shape[1] if projection is None else projection.r
         quantizer = faiss.IndexFlatIP(d)
-        quantizer.add(np.ascontiguousarray(centroids))
+        inside = centroids if projection is None else centroids @ projection.keys.T
+        quantizer.add(np.ascontiguousarray(inside))
         metric = faiss.METRIC_INNER_PRODUCT
         if storage == "flat":
             index = faiss.IndexIVFFlat(quantizer, d, c, metric)
-        elif storage == "sq8":
+        elif storage in ("sq8", "lean"):
             # Not the residual: its range is no smaller for a key in a cell that is not its nearest.
             index = faiss.IndexIVFScalarQuantizer(
                 quantizer, d, c, faiss.ScalarQuantizer.QT_8bit, metric, False
@@ -62,11 +81,13 @@ class FaissIVF:
             parts = next(m for m in range(max(1, d // PQ_DIMENSIONS_PER_BYTE), 0, -1) if d % m == 0)
             index = faiss.IndexIVFPQ(quantizer, d, c, parts, 8, metric)
         else:
-            raise AmipsError(f"storage={storage!r}: expected 'flat', 'sq8' or 'pq'")
+            raise AmipsError(f"storage={storage!r}: expected 'flat', 'sq8', 'pq' or 'lean'")
         index.own_fields = True
         quantizer.this.disown()
-        _train(index, keys, storage)
+        _train(index, keys, storage, projection)
         for start, block in keys.blocks():
+            if projection is not None:
+                block = block @ projection.keys.T
             ids = np.arange(start, start + len(block), dtype=np.int64)
             cells = np.ascontiguousarray(assignment[start : start + len(block)], np.int64)
             pointers = [faiss.swig_ptr(a) for a in (block, ids, cells)]
@@ -75,7 +96,10 @@ class FaissIVF:
             return cls(index, storage)
         # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
         addressable = keys.array is not None and keys.array.dtype == np.float32
-        return cls(index, storage, keys.array if addressable else keys.load())
+        held = keys.array if addressable else keys.load()
+        if projection is None:
+            return cls(index, storage, held)
+        return cls(index, storage, held, projection=projection.queries, given_centroids=centroids)
 
     @property
     def n(self) -> int:
@@ -85,7 +109,7 @@ class FaissIVF:
     @property
     def d(self) -> int:
         """The dimension."""
-        return int(self.index.d)
+        return int(self.index.d if self.projection is None else self.projection.shape[1])
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -96,6 +120,8 @@ class FaissIVF:
     @cached_property
     def centroids(self) -> Floats:
         """The coarse centroids, [c, d]."""
+        if self.given_centroids is not None:
+            return self.given_centroids
         rows: Floats = self.index.quantizer.reconstruct_n(0, self.index.nlist)
         return rows
 
@@ -122,17 +148,21 @@ class FaissIVF:
     def scan_flops(self, keys: Ids, k: int) -> Ids:
         """2 d for each key scanned and, for quantised storage, for each candidate scored again.
 
-        A PQ code costs one addition for each part, and a query 2 * 256 d for its tables.
+        Of r dimensions a key costs 2 r, and a query 2 r d to project. A PQ code costs one addition for each
+        part, and a query 2 * 256 d for its tables.
         """
         if self.storage == "flat":
             return 2 * self.d * keys
         again: Ids = 2 * self.d * np.minimum(keys, k * self.refine)
+        if self.projection is not None:
+            return np.asarray(2 * len(self.projection) * (keys + self.d) + again)
         if self.storage == "sq8":
             return np.asarray(2 * self.d * keys + again)
         return np.asarray(int(self.index.pq.M) * keys + 2 * 256 * self.d + again)
 
     def _scan_by_faiss(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         m, p = cells.shape
+        x = x if self.projection is None else x @ self.projection.T
         x, cells = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(cells, np.int64)
         base = np.zeros((m, p), np.float32)
         if self.storage == "pq":  # residual codes: FAISS adds <x, y - centroid> to this
@@ -169,14 +199,14 @@ class FaissIVF:
         for probes in (cells[:, :1], cells[:, 1:]):
             if probes.shape[1] == 0:
                 continue
-            flat = probes.ravel()
+            rows_of, places = np.nonzero(probes >= 0)
+            flat = probes[rows_of, places].astype(_narrow(len(self.sizes)))  # sorted by radix, if narrow
             order = np.argsort(flat, kind="stable")
-            flat_sorted = flat[order]
-            present, starts = np.unique(flat_sorted, return_index=True)
-            ends = np.append(starts[1:], len(flat_sorted))
-            rows_by_cell = order // probes.shape[1]
+            present, starts = np.unique(flat[order], return_index=True)
+            ends = np.append(starts[1:], len(flat))
+            rows_by_cell = rows_of[order]
             for cell, low, high in zip(present, starts, ends, strict=True):
-                if cell < 0 or self.sizes[cell] == 0:
+                if self.sizes[cell] == 0:
                     continue
                 keys, ids = self._rows_of(int(cell)), self._ids_of(int(cell))
                 step = max(1, min(PRODUCT_BLOCK, REFINE_BYTES // (4 * len(ids))))
@@ -188,16 +218,24 @@ class FaissIVF:
 
     def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
         """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
-        width = max(k, candidates.shape[1])
-        scores = np.full((len(x), width), -np.inf, np.float32)
-        step = max(1, REFINE_BYTES // (4 * self.d * candidates.shape[1]))
-        for low in range(0, len(x), step):
-            ids = candidates[low : low + step]
-            rows = self._keys_at(np.maximum(ids, 0))
-            true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
-            scores[low : low + step, : ids.shape[1]] = np.where(ids < 0, -np.inf, true)
-        padded = np.full((len(x), width), -1, np.int64)
-        padded[:, : candidates.shape[1]] = candidates
+        m, r = candidates.shape
+        width = max(k, r)
+        scores = np.full((m, width), -np.inf, np.float32)
+        if self.keys is not None and isinstance(self.keys, np.ndarray) and self.keys.flags.c_contiguous:
+            true, ids = np.empty((m, r), np.float32), np.ascontiguousarray(candidates, np.int64)
+            x = np.ascontiguousarray(x, np.float32)
+            pointers = [faiss.swig_ptr(a) for a in (true, x, self.keys, ids)]
+            faiss.fvec_inner_products_by_idx(*pointers, self.d, m, r)  # -inf where an id is -1
+            scores[:, :r] = true
+        else:
+            step = max(1, REFINE_BYTES // (4 * self.d * r))
+            for low in range(0, m, step):
+                ids = candidates[low : low + step]
+                rows = self._keys_at(np.maximum(ids, 0))
+                true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
+                scores[low : low + step, :r] = np.where(ids < 0, -np.inf, true)
+        padded = np.full((m, width), -1, np.int64)
+        padded[:, :r] = candidates
         return best_first(scores, padded, k)
 
     def _keys_at(self, ids: Ids) -> Floats:
@@ -242,7 +280,10 @@ class FaissIVF:
         if self.keys is None:
             return [INDEX]
         np.save(directory / KEYS, self.keys)
-        return [INDEX, KEYS]
+        if self.projection is not None:
+            assert self.given_centroids is not None
+            np.savez(directory / LEAN, projection=self.projection, centroids=self.given_centroids)
+        return [INDEX, *BESIDE[self.storage]]
 
     @classmethod
     def load(cls, directory: Path, storage: Storage, mmap: bool) -> "FaissIVF":
@@ -259,7 +300,31 @@ class FaissIVF:
             raise BundleError(f"{path} holds a {type(index).__name__}, expected {expected or storage!r}")
         if storage == "flat":
             return cls(index, storage)
-        return cls(index, storage, read_array(directory / KEYS, (index.ntotal, index.d), "f", mmap=True))
+        lean = _read_lean(directory / LEAN, index) if storage == "lean" else {}
+        d = lean["projection"].shape[1] if lean else index.d
+        keys = read_array(directory / KEYS, (index.ntotal, d), "f", mmap=True)
+        return cls(index, storage, keys, 10, lean.get("projection"), lean.get("centroids"))
+
+
+def _read_lean(path: Path, index: Any) -> dict[str, Floats]:
+    """The projection [r, d] and centroids [c, d] of a lean index."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in ("projection", "centroids")}
+    except Exception as problem:  # a damaged file makes numpy raise nearly anything
+        raise BundleError(f"{path} is damaged: {(str(problem) or repr(problem)).splitlines()[0]}") from None
+    a, centroids = arrays["projection"], arrays["centroids"]
+    if a.ndim != 2 or len(a) != index.d or centroids.shape != (index.nlist, a.shape[1]):
+        shapes = f"{list(a.shape)} and {list(centroids.shape)}"
+        raise BundleError(f"{path} holds {shapes}, which do not fit the index")
+    if a.dtype != np.float32 or centroids.dtype != np.float32:
+        raise BundleError(f"{path} holds {a.dtype} and {centroids.dtype}, expected float32")
+    return arrays
+
+
+def _narrow(count: int) -> Any:
+    """The smallest type that numbers so many cells."""
+    return np.uint16 if count < 1 << 16 else np.int64
 
 
 def _in_memory(index: Any) -> Any:
@@ -285,7 +350,7 @@ def read_array(path: Path, shape: tuple[int, ...], kinds: str, mmap: bool = Fals
     return array
 
 
-def _train(index: Any, keys: Vectors, storage: Storage) -> None:
+def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection | None) -> None:
     """Train the codes; the centroids are given. A sample is enough: FAISS itself uses at most 64k."""
     if storage == "flat":
         index.is_trained = True
@@ -300,4 +365,4 @@ def _train(index: Any, keys: Vectors, storage: Storage) -> None:
         raise AmipsError(f"storage='pq' needs at least 256 keys, got {len(sample)}; use 'flat' or 'sq8'")
     if storage == "pq":
         index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
-    index.train(sample)
+    index.train(sample if projection is None else sample @ projection.keys.T)

@@ -1,35 +1,52 @@
-"""The torch module of a linear router."""
+"""The torch module of linear and max-affine routers."""
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from amips import lean
 from amips.nets import AffineArchitecture, AffineNet
-from amips.vectors import Floats
+from amips.task import Task
+from amips.vectors import Floats, Vectors, open_vectors
+
+ROUNDS = 5  # of k-means within each cell
 
 
 class AffineNetwork(nn.Module):
-    """f(x)_j = max_p <w_jp, x> (+ b_jp ||x||); every piece starts at its cell's centroid."""
+    """f(x)_j = max_p <w_jp, A x> (+ b_jp ||x||), A the identity where there is no rank.
 
-    def __init__(self, architecture: AffineArchitecture, centroids: Floats, seed: int = 0) -> None:
+    `pieces` [c p, r] is where W begins. With a `smooth` temperature t the maximum is t log sum exp(. / t).
+    """
+
+    def __init__(
+        self,
+        architecture: AffineArchitecture,
+        pieces: Floats,
+        projection: Floats | None = None,
+        smooth: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.architecture = architecture
-        pieces = torch.tensor(centroids).repeat_interleave(architecture.pieces, dim=0)
-        if architecture.pieces > 1:  # equal pieces would stay equal
-            generator = torch.Generator().manual_seed(seed)
-            pieces = pieces + 0.02 * torch.randn(pieces.shape, generator=generator)
-        self.W = nn.Parameter(pieces)
+        self.architecture, self.smooth = architecture, smooth
+        self.W = nn.Parameter(torch.tensor(pieces))
         self.b = nn.Parameter(torch.zeros(len(pieces))) if architecture.bias else None
+        # Not trained: queries could be projected once for all uses, and training is several times faster.
+        self.A: Tensor | None
+        self.register_buffer("A", None if projection is None else torch.tensor(projection))
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores [m, c]."""
-        scores = x @ self.W.T
+        inner = x if self.A is None else x @ self.A.T
+        scores = inner @ self.W.T
         if self.b is not None:
             scores = scores + self.b * torch.linalg.vector_norm(x, dim=1, keepdim=True)
         if self.architecture.pieces == 1:
             return scores
-        return scores.view(len(x), -1, self.architecture.pieces).amax(dim=2)
+        scores = scores.view(len(x), -1, self.architecture.pieces)
+        if self.smooth:
+            return self.smooth * torch.logsumexp(scores / self.smooth, dim=2)
+        return scores.amax(dim=2)
 
     def project(self) -> None:
         """Nothing is constrained."""
@@ -37,5 +54,44 @@ class AffineNetwork(nn.Module):
     def export(self, about: dict[str, Any], values: dict[str, Tensor] | None = None) -> AffineNet:
         """The runtime of this network, from its own parameters or from `values` (the averaged ones)."""
         values = dict(self.named_parameters()) if values is None else values
+        values = values | ({} if self.A is None else {"A": self.A})
         weights = {name: v.detach().cpu().float().contiguous().numpy().copy() for name, v in values.items()}
         return AffineNet(self.architecture, weights, about)
+
+
+def affine_network(architecture: AffineArchitecture, task: Task, smooth: float, seed: int) -> AffineNetwork:
+    """The network as training begins: pieces at the centroids of the cells, or of their sub-clusters."""
+    a, keys = architecture, open_vectors(task.path / "keys.npy")
+    pieces = task.cells.centroids if a.pieces == 1 else _sub_centroids(keys, task, a.pieces, seed)
+    if not a.rank:
+        return AffineNetwork(a, pieces, None, smooth)
+    queries = open_vectors(task.path / "train" / "queries.npy")
+    projection = lean.learn(keys, queries, a.rank)
+    return AffineNetwork(a, projection.weights(pieces), projection.queries, smooth)
+
+
+def _sub_centroids(keys: Vectors, task: Task, pieces: int, seed: int) -> Floats:
+    """Spherical k-means within every cell at once, [c p, d]; a cell's pieces begin at keys of its own."""
+    cells, c = task.cells.assignment, task.c
+    shuffled = np.random.default_rng([seed, 17]).permutation(keys.n)
+    order = shuffled[np.argsort(cells[shuffled], kind="stable")]
+    sizes = np.bincount(cells, minlength=c)
+    starts = np.append(0, np.cumsum(sizes))[:-1]
+    drawn = starts[:, None] + np.arange(pieces) % np.maximum(sizes, 1)[:, None]
+    first = keys.take(order[np.minimum(drawn, keys.n - 1)].ravel()).reshape(c, pieces, keys.d)
+    # Half way to the centroid: a lone key is a poor centre. Cells with fewer keys than pieces repeat some.
+    centres = _unit(_unit(first) + task.cells.centroids[:, None, :])
+    for _ in range(ROUNDS):
+        sums = np.zeros((c * pieces, keys.d), np.float32)
+        for start, block in keys.blocks():
+            own = cells[start : start + len(block)]
+            near = np.stack([np.einsum("nd,nd->n", block, centres[own, p]) for p in range(pieces)], axis=1)
+            np.add.at(sums, own * pieces + near.argmax(axis=1), block)
+        moved = np.abs(sums).max(axis=1).reshape(c, pieces, 1) > 0  # a piece without keys stays
+        centres = np.where(moved, _unit(sums.reshape(centres.shape)), centres)
+    return np.ascontiguousarray(centres.reshape(c * pieces, keys.d))
+
+
+def _unit(x: Floats) -> Floats:
+    scaled: Floats = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
+    return scaled

@@ -25,7 +25,7 @@ import torch
 from amips.cells import fingerprint_of
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
 from amips.files import differing, locked, read_json, write_atomic, write_json
-from amips.learn.affine import AffineNetwork
+from amips.learn.affine import AffineNetwork, affine_network
 from amips.learn.batches import Batches, CellBatches
 from amips.learn.checkpoint import CHECKPOINT, Progress, State
 from amips.learn.distributed import Group
@@ -33,7 +33,7 @@ from amips.learn.evaluation import evaluate
 from amips.learn.losses import total_loss
 from amips.learn.modules import Network
 from amips.learn.recipe import PAPER_SAMPLES, Recipe, recipe_named
-from amips.nets import AffineArchitecture, KeyNet, Linear, Model, SupportNet, load_model
+from amips.nets import AffineArchitecture, KeyNet, Linear, MaxAffine, Model, SupportNet, load_model
 from amips.nets.model import DESCRIPTION
 from amips.progress import bar
 from amips.task import Task
@@ -47,7 +47,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 def train(
     task: Task | str | Path,
-    network: SupportNet | KeyNet | Linear,
+    network: SupportNet | KeyNet | Linear | MaxAffine,
     *,
     out: str | Path,
     recipe: str | Recipe = "default",
@@ -64,7 +64,7 @@ def train(
 
     Args:
         task: a task or its directory.
-        network: `SupportNet(...)`, `KeyNet(...)` or `Linear()`; its size follows from the task.
+        network: `SupportNet(...)`, `KeyNet(...)`, `Linear()` or `MaxAffine()`; sizes follow from the task.
         out: the run directory. A finished run with the same settings is returned as it is.
         recipe: "default", "paper" or a `Recipe`.
         samples, minutes: the budget; one of the two, 3 minutes if neither is given. The learning rate
@@ -115,7 +115,7 @@ class Run:
     def __init__(
         self,
         task: Task,
-        network: SupportNet | KeyNet | Linear,
+        network: SupportNet | KeyNet | Linear | MaxAffine,
         out: Path,
         recipe: Recipe,
         samples: int | None,
@@ -132,7 +132,8 @@ class Run:
         self.network: Network | AffineNetwork
         self.batches: Batches | CellBatches
         if isinstance(self.architecture, AffineArchitecture):
-            self.network = AffineNetwork(self.architecture, task.cells.centroids, seed).to(device)
+            smooth = recipe.temperature if isinstance(network, MaxAffine) and network.smooth else 0.0
+            self.network = affine_network(self.architecture, task, smooth, seed).to(device)
             self.batches = CellBatches(task, recipe, *place)
         else:
             self.network = Network(self.architecture, seed).to(device)
@@ -151,6 +152,7 @@ class Run:
             "kind": "run",
             "format": FORMAT,
             "architecture": self.architecture.to_json(),
+            "network": asdict(network),
             "recipe": asdict(recipe),
             "world": group.world,
             "samples": samples,

@@ -2,6 +2,10 @@
 
 With one piece for each cell this is the linear router: one c x d matrix, as cheap as scoring centroids.
 f is convex and positively 1-homogeneous by construction, and its gradient is the winning piece.
+
+With a rank r < d the query is projected first, w_jp = A' v_jp with A [r, d] and v_jp in R^r: the same
+function of fewer numbers. It costs d r + c p r instead of c p d products, which is what makes many small
+cells affordable. A is the projection that keeps inner products best, see `amips.lean`.
 """
 
 from dataclasses import dataclass
@@ -13,35 +17,46 @@ from numpy.typing import NDArray
 from amips.errors import RunError, VectorError
 from amips.nets.model import Floats, Model
 
+AFFINE_KINDS = ("linear", "max-affine")
+
 
 @dataclass(frozen=True)
 class AffineArchitecture:
-    """c cells of `pieces` linear functions of R^d each; `bias` adds b_jp ||x|| to each."""
+    """c cells of `pieces` linear functions of R^d each; `bias` adds b_jp ||x|| to each.
+
+    With a `rank`, of R^rank: queries are projected first. 0 means that they are not.
+    """
 
     d: int
     c: int
     pieces: int = 1
     bias: bool = False
-    kind: Literal["linear"] = "linear"
+    kind: Literal["linear", "max-affine"] = "linear"
+    rank: int = 0
+
+    @property
+    def inner(self) -> int:
+        """The dimension in which queries meet the pieces."""
+        return self.rank or self.d
 
     @property
     def parameters(self) -> int:
-        """c p d, and c p biases."""
-        return self.c * self.pieces * (self.d + self.bias)
+        """c p r and c p biases; the projection is not learned with them."""
+        return self.c * self.pieces * (self.inner + self.bias)
 
     @property
     def score_flops(self) -> int:
-        """2 c p d."""
-        return 2 * self.c * self.pieces * self.d
+        """2 c p r, and 2 d r for the projection."""
+        return 2 * (self.c * self.pieces * self.inner + self.d * self.rank)
 
     def key_flops(self, cells: int | None = None) -> int:
-        """The winning pieces are known once the scores are."""
-        return self.score_flops
+        """The winning pieces are known once the scores are; with a rank, each is brought back to R^d."""
+        return self.score_flops + 2 * self.d * self.rank * (self.c if cells is None else cells)
 
     @property
     def floats(self) -> int:
-        """The score of every piece."""
-        return self.c * self.pieces
+        """The score of every piece, and the projected query."""
+        return self.c * self.pieces + self.rank
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
@@ -55,8 +70,11 @@ class AffineArchitecture:
             sizes = (made.d, made.c, made.pieces)
             if not all(type(size) is int and size >= 1 for size in sizes):
                 raise ValueError(f"d, c, pieces = {sizes}: each is a whole number of at least 1")
-            if made.kind != "linear" or type(made.bias) is not bool:
-                raise ValueError(f"kind={made.kind!r}, bias={made.bias!r}: expected 'linear', true or false")
+            if made.kind not in AFFINE_KINDS or type(made.bias) is not bool:
+                kinds = " or ".join(map(repr, AFFINE_KINDS))
+                raise ValueError(f"kind={made.kind!r}, bias={made.bias!r}: expected {kinds}, true or false")
+            if type(made.rank) is not int or not 0 <= made.rank <= made.d:
+                raise ValueError(f"rank={made.rank!r}: expected a whole number between 0 and {made.d}")
         except (TypeError, ValueError) as problem:
             raise RunError(f"not a description of an architecture: {problem}") from None
         return made
@@ -64,20 +82,56 @@ class AffineArchitecture:
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear router, c x d: trained by cross-entropy on the cell that holds the top key.
+    """A linear router, c x d or, with a rank, c x rank: trained to find the cells of the top keys.
 
     Args:
         bias: one more number for each cell, added as b_j ||x||.
+        rank: project queries to so many dimensions first; None does not.
     """
 
     bias: bool = False
+    rank: int | None = None
     kind: Literal["linear"] = "linear"
 
     def architecture(self, n: int, d: int, c: int) -> AffineArchitecture:
         """This router for c cells of dimension d."""
-        if c < 2:
-            raise RunError("a linear router needs a task with cells; label with cells=2 or more")
-        return AffineArchitecture(d, c, 1, self.bias)
+        return AffineArchitecture(d, *_checked(c, d, 1, self.rank), self.bias, "linear", self.rank or 0)
+
+
+@dataclass(frozen=True)
+class MaxAffine:
+    """A SupportNet of another form: f(x)_j = max_p <w_jp, x>, convex and 1-homogeneous by construction.
+
+    The predicted key of a cell is the winning piece; no backward pass is needed. Pieces begin as the centres
+    of sub-clusters of their cell.
+
+    Args:
+        pieces: for each cell.
+        smooth: train t log sum_p exp(<w_jp, x> / t) in the place of the maximum, so that every piece learns
+            from every query; t is the recipe's temperature. The trained model takes the maximum.
+        rank: project queries to so many dimensions first; None does not.
+    """
+
+    pieces: int = 2
+    smooth: bool = True
+    rank: int | None = None
+    kind: Literal["max-affine"] = "max-affine"
+
+    def architecture(self, n: int, d: int, c: int) -> AffineArchitecture:
+        """This network for c cells of dimension d."""
+        sizes = _checked(c, d, self.pieces, self.rank)
+        return AffineArchitecture(d, *sizes, False, "max-affine", self.rank or 0)
+
+
+def _checked(c: int, d: int, pieces: int, rank: int | None) -> tuple[int, int]:
+    """c and pieces, if they can be."""
+    if c < 2:
+        raise RunError("a linear router needs a task with cells; label with cells=2 or more")
+    if pieces < 1:
+        raise RunError(f"pieces={pieces}: expected at least 1")
+    if rank is not None and not 1 <= rank <= d:
+        raise RunError(f"rank={rank}: expected a whole number between 1 and the dimension, {d}")
+    return c, pieces
 
 
 @dataclass(frozen=True)
@@ -87,10 +141,11 @@ class AffineNet(Model):
     architecture: AffineArchitecture
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """W [c p, d] and, with biases, b [c p]."""
+        """W [c p, r], with biases b [c p], with a rank A [r, d]."""
         a = self.architecture
-        shapes: dict[str, tuple[int, ...]] = {"W": (a.c * a.pieces, a.d)}
-        return shapes | ({"b": (a.c * a.pieces,)} if a.bias else {})
+        shapes: dict[str, tuple[int, ...]] = {"W": (a.c * a.pieces, a.inner)}
+        shapes |= {"b": (a.c * a.pieces,)} if a.bias else {}
+        return shapes | ({"A": (a.rank, a.d)} if a.rank else {})
 
     def scores(self, x: Floats) -> Floats:
         """max_p <w_jp, x>, [m, c]."""
@@ -104,6 +159,8 @@ class AffineNet(Model):
         cells = np.broadcast_to(np.arange(a.c), winners.shape) if cells is None else cells
         rows = cells * a.pieces + np.take_along_axis(winners, cells, axis=1)
         found: Floats = self.weights["W"][rows]
+        if a.rank:
+            found = np.asarray(found @ self.weights["A"], np.float32)
         if a.bias:
             norms = _norms(x)
             u = x / np.where(norms > 0, norms, np.float32(1))
@@ -115,7 +172,8 @@ class AffineNet(Model):
         a = self.architecture
         if x.ndim != 2 or x.shape[1] != a.d:
             raise VectorError(f"queries of shape {list(x.shape)}; this model was trained for [m, {a.d}]")
-        scores = x @ self.weights["W"].T
+        inner: Floats = x @ self.weights["A"].T if a.rank else x
+        scores: Floats = inner @ self.weights["W"].T
         if a.bias:
             scores += self.weights["b"] * _norms(x)
         return scores.reshape(len(x), a.c, a.pieces)

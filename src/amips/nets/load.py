@@ -7,7 +7,7 @@ from safetensors.numpy import load
 
 from amips.errors import AmipsError, RunError
 from amips.files import read_json
-from amips.nets.affine import AffineArchitecture, AffineNet
+from amips.nets.affine import AFFINE_KINDS, AffineArchitecture, AffineNet
 from amips.nets.model import DESCRIPTION, WEIGHTS, Model
 from amips.nets.runtime import Net
 from amips.nets.spec import Architecture
@@ -22,7 +22,7 @@ def load_model(directory: str | Path, error: type[AmipsError] = RunError) -> Mod
         raise error(f"{directory / DESCRIPTION}: not a description of an architecture")
     try:
         weights = load((directory / WEIGHTS).read_bytes())
-        if values.get("kind") == "linear":
+        if values.get("kind") in AFFINE_KINDS:
             return AffineNet(AffineArchitecture.from_json(values), weights, about)
         return Net(Architecture.from_json(values), weights, about)
     except (OSError, SafetensorError) as problem:

@@ -1,5 +1,7 @@
 """From a task and a model to a searcher with measured operating points."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,19 @@ from numpy.typing import NDArray
 from amips.cells import fingerprint_of
 from amips.errors import AmipsError, RunError
 from amips.index import FaissIVF, Storage
+from amips.lean import learn as learn_projection
+from amips.lean import rank_for
 from amips.nets import Model, load_model
 from amips.nets.model import DESCRIPTION
-from amips.route import check_fits, router_for
+from amips.route import check_fits, fit_temperature, router_for
 from amips.search.bundle import check_place, save
-from amips.search.points import Point, ladder, recalls
+from amips.search.points import Point, ladder, recalls, shares
 from amips.search.searcher import Searcher
 from amips.task import Split, Task
 from amips.vectors import open_vectors
+
+LEAN_SHARE = 0.4  # of the dimensions, in lean storage
+NEARLY_ALL, MOST_SCANNED = 0.999, 0.5  # recall@10, or share of the keys, at which a ladder of shares ends
 
 
 def build(
@@ -25,6 +32,7 @@ def build(
     *,
     out: str | Path | None = None,
     storage: Storage = "flat",
+    lean: int | None = None,
     ids: Any = None,
 ) -> Searcher:
     """Put the keys of a task into an index that a model routes, and measure it on the val queries.
@@ -33,7 +41,8 @@ def build(
         task: a task or its directory; its cells are the cells of the index.
         model: what `train` returned, a run directory, or None to route by centroid.
         out: where to save the bundle; None keeps it in memory.
-        storage: "flat", "sq8" or "pq": see `FaissIVF`.
+        storage: "flat", "sq8", "pq" or "lean": see `FaissIVF`.
+        lean: dimensions of "lean" storage; about 0.4 d when not given.
         ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
     """
     task = task if isinstance(task, Task) else Task(task)
@@ -50,32 +59,55 @@ def build(
         check_place(out)  # before the work, not after it
     labels = None if ids is None else check_labels(ids, task.n)
     keys = open_vectors(task.path / "keys.npy")
-    engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage)
-    points = measure(Searcher(engine, model), task.val)
-    made = Searcher(engine, model, points, labels, task.fingerprint)
+    projection = None
+    if storage == "lean":
+        queries = open_vectors(task.path / "train" / "queries.npy")
+        projection = learn_projection(keys, queries, lean or rank_for(task.d, LEAN_SHARE))
+    elif lean is not None:
+        raise AmipsError("lean is for storage='lean' only")
+    engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage, projection)
+    made = calibrated(Searcher(engine, model, [], labels, task.fingerprint), task.val)
     if out is not None:
         save(made, out)
     return made
 
 
+def calibrated(searcher: Searcher, split: Split) -> Searcher:
+    """The searcher with a temperature and operating points, found on a split."""
+    x, true = np.asarray(split.queries), np.asarray(split.top_ids)[:, :10]
+    scores = np.concatenate([searcher.router.scores(x[low : low + 256]) for low in range(0, len(x), 256)])
+    known = replace(searcher, temperature=fit_temperature(scores, searcher.cells[true]))
+    return replace(known, points=measure(known, split) + measure_shares(known, split))
+
+
 def measure(searcher: Searcher, split: Split, probes: list[int] | None = None) -> list[Point]:
     """Recall and cost on a split for a ladder of probes, each with a real search."""
-    searcher = Searcher(searcher.engine, searcher.model)  # the split knows keys by number, not by label
-    x, true = np.asarray(split.queries), np.asarray(split.top_ids)
-    points = []
-    for count in probes or ladder(searcher.c):
-        ids = searcher.search(x, 10, count)[1]
-        cost = searcher.cost(x, count)
-        points.append(
-            Point(
-                count,
-                float((ids[:, 0] == true[:, 0]).mean()),
-                float(recalls(ids, true, 10).mean()),
-                float(cost.scanned.mean() / searcher.n),
-                float(cost.flops.mean()),
-            )
-        )
+    return [_point(searcher, split, count, None) for count in probes or ladder(searcher.c)]
+
+
+def measure_shares(searcher: Searcher, split: Split) -> list[Point]:
+    """The same for bounds on the share of the top keys, down to where nearly all are found."""
+    points: list[Point] = []
+    for share in shares():
+        points.append(_point(searcher, split, None, share))
+        if points[-1].recall10 >= NEARLY_ALL or points[-1].scanned >= MOST_SCANNED:
+            break
     return points
+
+
+def _point(searcher: Searcher, split: Split, probes: int | None, share: float | None) -> Point:
+    searcher = replace(searcher, labels=None)  # the split knows keys by number, not by label
+    x, true = np.asarray(split.queries), np.asarray(split.top_ids)
+    ids = searcher.search(x, 10, probes, share=share)[1]
+    cost = searcher.cost(x, probes, share=share)
+    return Point(
+        math.ceil(cost.probed.mean()),
+        float((ids[:, 0] == true[:, 0]).mean()),
+        float(recalls(ids, true, 10).mean()),
+        float(cost.scanned.mean() / searcher.n),
+        float(cost.flops.mean()),
+        share or 0.0,
+    )
 
 
 def check_labels(ids: Any, n: int) -> NDArray[Any]:

@@ -24,7 +24,7 @@ from amips import version
 from amips.errors import BundleError, RunError
 from amips.files import fsync_directory, locked, read_json, read_manifest, write_manifest
 from amips.index import FaissIVF
-from amips.index.faiss_ivf import INDEX, KEYS, read_array
+from amips.index.faiss_ivf import BESIDE, INDEX, read_array
 from amips.nets import load_model
 from amips.nets.model import DESCRIPTION, WEIGHTS
 from amips.route import check_fits
@@ -78,6 +78,7 @@ def _write(searcher: Searcher, out: Path, data: Path) -> None:
         "storage": searcher.engine.storage,
         "keys": searcher.fingerprint,
         "data": data.name,
+        "temperature": searcher.temperature,
         "points": [point.to_json() for point in searcher.points],
     }
     fsync_directory(data)  # its names must be on disk before the manifest that relies on them
@@ -144,10 +145,10 @@ def _read(path: Path, keys: Any, mmap: bool, verify: bool) -> Searcher:
         listed = {Path(file).name for file in manifest["files"] if Path(file).parent == Path(data.name)}
         points = [Point(**point) for point in manifest["points"]]
         n, d, c, storage = (manifest[name] for name in ("n", "d", "c", "storage"))
-        fingerprint = str(manifest["keys"])
-    except (KeyError, TypeError) as problem:
+        fingerprint, temperature = str(manifest["keys"]), float(manifest.get("temperature", 0.0))
+    except (KeyError, TypeError, ValueError) as problem:
         raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
-    for needed in [INDEX] if storage == "flat" else [INDEX, KEYS]:
+    for needed in [INDEX, *BESIDE.get(storage, [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
     engine = FaissIVF.load(data, storage, mmap)
@@ -165,7 +166,7 @@ def _read(path: Path, keys: Any, mmap: bool, verify: bool) -> Searcher:
     if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != fingerprint:
         raise BundleError(f"{path} holds other keys than those given")
     labels = read_array(data / LABELS, (n,), "iU") if LABELS in listed else None
-    made = Searcher(engine, model, points, labels, fingerprint)
+    made = Searcher(engine, model, points, labels, fingerprint, temperature)
     if model is not None:
         try:
             check_fits(model, fingerprint, made.cells_fingerprint)

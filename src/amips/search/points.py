@@ -12,13 +12,14 @@ from amips.errors import BundleError
 
 @dataclass(frozen=True)
 class Point:
-    """Mean figures for one number of probes."""
+    """Mean figures for one number of probes, or for one bound on the share of top keys a cell must hold."""
 
-    probes: int
+    probes: int  # with a bound on the share: the mean, rounded up
     recall1: float
     recall10: float
     scanned: float  # share of the keys
     flops: float  # routing and scan, for each query
+    share: float = 0.0  # 0: every query probes the same number of cells
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -35,6 +36,11 @@ def ladder(c: int) -> list[int]:
     return sorted(s for s in steps if s <= c)
 
 
+def shares() -> list[float]:
+    """Bounds on the share of the top keys that a cell must hold, each 2/3 of the one before."""
+    return [0.4 * (2 / 3) ** i for i in range(36)]
+
+
 def recalls(found: NDArray[np.integer[Any]], true: NDArray[np.integer[Any]], k: int) -> NDArray[np.float64]:
     """For each query the share of its true top k that is among the first k found."""
     k = min(k, true.shape[1])
@@ -43,20 +49,20 @@ def recalls(found: NDArray[np.integer[Any]], true: NDArray[np.integer[Any]], k: 
     return shares
 
 
-def probes_for(points: list[Point], recall: float, k: int) -> int:
-    """The fewest probes that reached this recall; with a warning, all of them when none did."""
+def point_for(points: list[Point], recall: float, k: int) -> Point:
+    """The cheapest point that reached this recall; with a warning, the highest when none did."""
     if not points:
         raise BundleError("this index has no operating points; give probes instead of recall")
     if not 0 < recall <= 1:
         raise BundleError(f"recall={recall}: expected a share between 0 and 1")
     which = "recall1" if k == 1 else "recall10"
-    for point in points:
-        if getattr(point, which) >= recall:
-            return point.probes
+    reached = [point for point in points if getattr(point, which) >= recall]
+    if reached:
+        return min(reached, key=lambda p: p.flops)
     best = max(points, key=lambda p: float(getattr(p, which)))
     warnings.warn(
         f"recall {recall} is out of reach: the highest measured {which.replace('recall', 'recall@')} is "
         f"{getattr(best, which):.4f}, with {best.probes} probes",
         stacklevel=4,
     )
-    return best.probes
+    return best

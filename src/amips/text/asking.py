@@ -9,7 +9,7 @@ A bundle that can be asked carries the texts of its keys and the name of the enc
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from amips.errors import AmipsError, BundleError
 from amips.files import read_manifest, write_manifest
 from amips.search import Searcher, load
-from amips.search.points import probes_for
 from amips.text.embedding import Embedded
 from amips.text.encoders import Encoder, open_encoder
 from amips.text.texts import Text, TextFile
@@ -111,18 +110,18 @@ class Asker:
     ) -> Answer:
         """The k best texts for a question. 0.95 recall where neither probes nor recall is given."""
         x = self._encoded(question)
-        if probes is None:
-            recall = 0.95 if recall is None and self.index.points else recall
-            probes = 8 if recall is None else probes_for(self.index.points, recall, 10)
-        plain = Searcher(self.index.engine, self.index.model)  # rows, not labels: rows are what texts have
-        scores, ids = plain.search(x, k, probes)
+        if probes is None and recall is None and self.index.points:
+            recall = 0.95
+        plain = replace(self.index, labels=None)  # rows, not labels: rows are what texts have
+        wanted = max(k, 10) if recall is not None else k  # recall is known of the top 10
+        scores, ids = plain.search(x, wanted, probes, recall=recall)
         found = [
             Hit(float(score), self.texts[int(row)])
-            for score, row in zip(scores[0], ids[0], strict=True)
+            for score, row in zip(scores[0, :k], ids[0, :k], strict=True)
             if row >= 0
         ]
-        scanned = int(plain.cost(x, probes).scanned[0])
-        return Answer(question, found, probes, scanned, self.index.n)
+        cost = plain.cost(x, probes, wanted, recall=recall)
+        return Answer(question, found, int(cost.probed[0]), int(cost.scanned[0]), self.index.n)
 
     def compare(self, question: str, k: int = 5) -> list[Effort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""

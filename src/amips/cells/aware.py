@@ -1,0 +1,89 @@
+"""Query-aware cells: keys are grouped by where the queries that want them are.
+
+Before k-means, each key y is moved to normalize(y / ||y|| + s m_y), where
+
+    m_y = sum_q w_q x_q / ||x_q|| / (1 + sum_q w_q),    w_q = 1 / sqrt(rank of y among q's top keys),
+
+over the training queries q that have y among their top keys. A key that nobody asked for stays where it
+is; one that few asked for moves little. The keys themselves are not changed: only the partition is. Keys
+that are wanted together then lie together, so that a query finds its top keys in fewer cells.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from amips.cells.kmeans import Cells, kmeans
+from amips.errors import VectorError
+from amips.vectors import Floats, Vectors, open_vectors, row_norms
+
+BLOCK_BYTES = 1 << 26  # of queries gathered at a time
+IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
+
+
+def query_aware(
+    keys: Any,
+    queries: Any,
+    top_ids: NDArray[np.integer[Any]],
+    count: int,
+    *,
+    strength: float = 1.5,
+    iterations: int = 20,
+    seed: int = 0,
+) -> Cells:
+    """Partition keys into `count` cells by where they are and where the queries that want them are.
+
+    Args:
+        keys, queries: arrays or files; the queries are training queries.
+        top_ids: the top keys of each query, best first, [m, k].
+        strength: s above; 0 is plain spherical k-means.
+        iterations, seed: of k-means. The same seed gives the same cells.
+    """
+    keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
+    if len(top_ids) != queries.n:
+        raise VectorError(f"top_ids has {len(top_ids)} rows for {queries.n} queries")
+    if not 0 <= strength < np.inf:
+        raise VectorError(f"strength={strength}: expected a finite number, not negative")
+    if strength == 0:
+        return kmeans(keys, count, iterations=iterations, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        moved: Floats = (
+            np.empty((keys.n, keys.d), np.float32)
+            if 4 * keys.n * keys.d <= IN_MEMORY
+            else open_memmap(Path(folder, "moved.npy"), "w+", np.float32, (keys.n, keys.d))
+        )
+        wanted = wanted_by(queries, top_ids, keys.n)
+        for start, block in keys.blocks(max(1, BLOCK_BYTES // (4 * keys.d))):
+            block = block / np.maximum(row_norms(block), 1e-30)[:, None]
+            block += np.float32(strength) * wanted(start, start + len(block))
+            moved[start : start + len(block)] = block / np.maximum(row_norms(block), 1e-30)[:, None]
+        return kmeans(moved, count, iterations=iterations, seed=seed)
+
+
+def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> Any:
+    """A function of (start, stop) that gives m_y of the keys start..stop, [stop - start, d]."""
+    m, k = top_ids.shape
+    flat = np.ascontiguousarray(top_ids).ravel()
+    order = np.argsort(flat, kind="stable")  # the pairs (query, rank) of each key, key by key
+    bounds = np.searchsorted(flat[order], np.arange(n + 1))
+    weight_of_rank = (1 / np.sqrt(1 + np.arange(k))).astype(np.float32)
+    step = max(1, BLOCK_BYTES // (4 * queries.d))
+
+    def mean(start: int, stop: int) -> Floats:
+        sums = np.zeros((stop - start, queries.d), np.float32)
+        weights = np.zeros(stop - start, np.float32)
+        for low in range(int(bounds[start]), int(bounds[stop]), step):
+            pairs = order[low : min(low + step, int(bounds[stop]))]
+            ids, weight = flat[pairs] - start, weight_of_rank[pairs % k]
+            rows = queries.take(pairs // k)
+            rows *= (weight / np.maximum(row_norms(rows), 1e-30))[:, None]
+            first = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+            sums[ids[first]] += np.add.reduceat(rows, first, axis=0)
+            weights[ids[first]] += np.add.reduceat(weight, first)
+        return sums / (1 + weights)[:, None]
+
+    return mean

@@ -1,0 +1,303 @@
+"""The steps of a fit: label, try partitions, train, build, compare with plain IVF.
+
+Everything is chosen on the val queries; the test queries are looked at once, to say what was gained.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips import exact, lean
+from amips.cells import Cells, query_aware
+from amips.errors import AmipsError, TrainingInterrupted
+from amips.files import read_json, write_json
+from amips.index import Storage
+from amips.nets import Linear, Model
+from amips.search import Point, Searcher, build
+from amips.search.build import measure, measure_shares
+from amips.search.expected import expected
+from amips.search.points import ladder, point_for
+from amips.table import table
+from amips.task import Task, label
+from amips.vectors import Floats, Vectors, open_vectors
+
+Objective = Literal["flops", "latency", "throughput"]
+
+LABEL_SHARE, TRIAL_SHARE, TRAIN_SHARE = 0.4, 0.25, 0.2  # of the time given; the rest is for measuring
+TOP = 10  # the true top keys whose cells the router learns to find
+LEAST = 100  # queries, however short the time
+HELD = 1000  # queries to choose by, and as many to report on
+CALL, WORK_TASK, WORK_RUN = "fit.json", "task", "run"  # in the directory of work in progress
+COUNTS = (4.0, 8.0, 2.0, 16.0)  # cells tried, in units of sqrt(n): the likeliest first, as time may run out
+STRENGTHS = (1.5, 0.0, 3.0)  # of query-aware cells; 0 is plain k-means
+ITERATIONS = 10  # of k-means
+RANK = 1 / 3  # of the dimensions, in which queries meet cells
+LEAN_SHARES = (0.25, 1 / 3, 0.4, 0.5, 0.6)  # of the dimensions, of lean storage: the smallest that will do,
+LEAN_RECALL = 0.99  # ... which is: so many of the true top keys are among the candidates
+LEAN_SAMPLE = 200  # queries this is looked up for
+TIMED = 256  # queries that are searched to take a time
+TARGETS = (0.8, 0.9, 0.95, 0.98)  # recalls at which the gain is shown
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `fit` was asked for."""
+
+    minutes: float
+    cells: int | None
+    recall: float
+    objective: Objective
+    storage: Storage | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A partition, and what it costs to search with and without learning."""
+
+    cells: Cells
+    strength: float
+    centroid: float  # FLOPs of plain IVF at the recall asked for: the same probes for every query
+    routed: float  # ... of centroids in the reduced space, as many probes as each query needs
+
+
+class Fitting:
+    """One call of `fit` and its work in progress."""
+
+    def __init__(self, work: Path, settings: Settings, quiet: bool) -> None:
+        self.work, self.settings, self.quiet = work, settings, quiet
+        self.seconds = 60 * settings.minutes
+
+    def say(self, text: str) -> None:
+        """Print, unless quiet."""
+        if not self.quiet:
+            print(text, flush=True)  # noqa: T201
+
+    def run(self, keys: Vectors, queries: Vectors) -> Searcher:
+        """The best searcher found."""
+        task = self._label(keys, queries)
+        trials = self._try(task)
+        plain = min(trials, key=lambda trial: trial.centroid)
+        best = min(trials, key=lambda trial: trial.routed)
+        ours = task.with_cells(best.cells)
+        model = self._train(ours)
+        made = self._stored(ours, model)
+        baseline = build(task.with_cells(plain.cells), None)
+        return self._compare(task, made, baseline)
+
+    def remove(self) -> None:
+        """Remove the work of this call, and the folder around it if no other call is at work there."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.work.parent.rmdir()
+
+    def _label(self, keys: Vectors, queries: Vectors) -> Task:
+        """Exact top keys of as many queries as there is time for."""
+        if (self.work / CALL).exists():
+            count = int(read_json(self.work / CALL, AmipsError)["labelled"])  # measured anew it would differ
+        else:
+            count = _affordable(keys, queries, self.seconds * LABEL_SHARE)
+            self.work.mkdir(parents=True, exist_ok=True)
+            write_json(self.work / CALL, {**asdict(self.settings), "labelled": count})
+        seed = self.settings.seed
+        if count < queries.n:
+            self.say(f"using {count:,} of {queries.n:,} queries: labelling them all would take too long")
+            drawn = np.sort(np.random.default_rng([seed, 3]).choice(queries.n, count, replace=False))
+            queries = open_vectors(queries.take(drawn), "queries")
+        held = max(1, min(HELD, queries.n // 5))
+        self.say(f"{keys.n:,} keys, {queries.n:,} queries of dimension {keys.d}: finding their top keys ...")
+        try:
+            return label(
+                keys,
+                queries,
+                out=self.work / WORK_TASK,
+                copies=0,
+                val=held,
+                test=held,
+                k=TOP,
+                seed=seed,
+                progress=not self.quiet,
+            )
+        except AmipsError:
+            if not (self.work / WORK_TASK).exists():  # refused before anything was done
+                self.remove()
+            raise
+
+    def _try(self, task: Task) -> list[Trial]:
+        """Partitions, by what they cost on val: as many as there is time for, two at least."""
+        keys = open_vectors(task.path / "keys.npy")
+        queries = open_vectors(task.path / "train" / "queries.npy")
+        projection = lean.learn(keys, queries, lean.rank_for(task.d, RANK))
+        x, true = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
+        reduced: Floats = x @ projection.queries.T
+        full, recall = 2 * task.n * task.d, self.settings.recall
+        self.say("trying cells; cost as a share of scanning all keys, on held-out queries:")
+        trials: list[Trial] = []
+        started = time.perf_counter()
+        for count, strength in self._candidates(task.n):
+            spent = time.perf_counter() - started
+            if len(trials) >= 2 and spent * (1 + 1 / len(trials)) > self.seconds * TRIAL_SHARE:
+                break
+            top = np.asarray(task.train.top_ids)[:, :TOP]
+            cells = query_aware(
+                keys, queries, top, count, strength=strength, iterations=ITERATIONS, seed=self.settings.seed
+            )
+            centroid = 2 * task.d * (count + _fixed_probes(x @ cells.centroids.T, cells, true, recall))
+            scores: Floats = reduced @ projection.weights(cells.centroids).T
+            routed = 2 * task.d * expected(scores, cells.assignment, true, recall).scanned
+            routed += Linear(rank=projection.r).architecture(task.n, task.d, count).score_flops
+            trials.append(Trial(cells, strength, centroid, routed))
+            kind = f"query-aware {strength:g}" if strength else "plain"
+            self.say(
+                f"  {count:6,} cells, {kind:15}  plain IVF {centroid / full:6.2%}   "
+                f"share-bounded, reduced routing {routed / full:6.2%}"
+            )
+        return trials
+
+    def _candidates(self, n: int) -> Iterator[tuple[int, float]]:
+        """Numbers of cells and strengths, the likeliest first; both kinds of cells come early."""
+        given = self.settings.cells
+        most = max(2, n // 8)
+        counts = [given] if given else [min(max(2, round(f * n**0.5)), most) for f in COUNTS]
+        counts = list(dict.fromkeys(counts))
+        pairs = [(count, strength) for strength in STRENGTHS for count in counts]
+        # By turns: an aware and a plain partition of each number, the third strength last.
+        early = [pair for count in counts for pair in ((count, STRENGTHS[0]), (count, STRENGTHS[1]))]
+        yield from dict.fromkeys([*early, *pairs])
+
+    def _train(self, task: Task) -> Model:
+        from amips.learn import Recipe, train
+
+        self.say(f"training a linear router for {task.c:,} cells ...")
+        run = self.work / WORK_RUN
+        try:
+            return train(
+                task,
+                Linear(rank=lean.rank_for(task.d, RANK)),
+                recipe=Recipe(route_top=TOP),
+                minutes=self.settings.minutes * TRAIN_SHARE,
+                out=run,
+                resume=(run / "config.json").exists(),
+                evaluations=1,
+                seed=self.settings.seed,
+                progress=not self.quiet,
+            )
+        except TrainingInterrupted:
+            raise TrainingInterrupted(
+                f"stopped; the same call continues with what is in {self.work}"
+            ) from None
+
+    def _stored(self, task: Task, model: Model) -> Searcher:
+        """The index in the storage asked for, or in the cheaper one."""
+        if self.settings.storage is not None and self.settings.storage != "lean":
+            return build(task, model, storage=self.settings.storage)
+        r = _lean_rank(task)
+        if self.settings.storage == "lean":
+            return build(task, model, storage="lean", lean=r or task.d)
+        flat = build(task, model)
+        if r is None:
+            self.say(f"lean storage: no projection keeps {LEAN_RECALL:.0%} of the top keys; flat it is")
+            return flat
+        small = build(task, model, storage="lean", lean=r)
+        costs = [self._cost(flat, task), self._cost(small, task)]
+        unit = {"flops": "of a full scan", "latency": "s", "throughput": "s"}[self.settings.objective]
+        self.say(
+            f"flat storage: {costs[0]:.3g} {unit}; lean, {r} of {task.d} dimensions: {costs[1]:.3g} {unit}"
+        )
+        return small if costs[1] < costs[0] else flat
+
+    def _cost(self, searcher: Searcher, task: Task) -> float:
+        """What the objective names, of one query at the recall asked for."""
+        point = point_for(searcher.points, self.settings.recall, TOP)
+        if self.settings.objective == "flops":
+            return point.flops / (2 * task.n * task.d)
+        x = np.asarray(task.val.queries[:TIMED])
+        parts = [x] if self.settings.objective == "throughput" else [x[i : i + 1] for i in range(len(x))]
+        taken = []
+        for _ in range(3):
+            started = time.perf_counter()
+            for part in parts:
+                searcher.search(part, TOP, recall=self.settings.recall)
+            taken.append(time.perf_counter() - started)
+        return float(np.median(taken)) / len(x)
+
+    def _compare(self, task: Task, made: Searcher, baseline: Searcher) -> Searcher:
+        """What was gained, on the test queries; plain IVF where nothing was on val."""
+        objective_gain = self._cost(baseline, task) / self._cost(made, task)
+        plain = measure(baseline, task.test, ladder(baseline.c))
+        ours = measure_shares(made, task.test)
+        full = 2 * task.n * task.d
+        rows = []
+        for target in TARGETS:
+            before, after = cost_at(plain, target), cost_at(ours, target)
+            if before is None or after is None:
+                continue
+            shares = [before.flops / full, after.flops / full, before.scanned, after.scanned]
+            rows.append(
+                [f"{target:.2f}", *(f"{v:.2%}" for v in shares), f"{before.flops / after.flops:.2f}x"]
+            )
+        kinds = ["plain IVF", "learned"]
+        head = ["recall@10", *(f"FLOPs: {k}" for k in kinds), *(f"keys: {k}" for k in kinds), "fewer FLOPs"]
+        self.say("\nshare of what scanning all keys costs, on queries that nothing was chosen by:\n")
+        self.say(table(head, rows) + "\n")
+        if objective_gain > 1:
+            return made
+        self.say("learning does not pay here: the bundle is plain IVF")
+        return baseline
+
+
+def _affordable(keys: Vectors, queries: Vectors, seconds: float) -> int:
+    """How many queries can be labelled in the time given."""
+    few = min(queries.n, 1024)
+    x = queries.rows(0, few)
+    started = time.perf_counter()
+    exact.top_k(keys, x, TOP)
+    rate = few / (time.perf_counter() - started)
+    return min(queries.n, max(LEAST, int(rate * seconds)))
+
+
+def _fixed_probes(scores: Floats, cells: Cells, true: NDArray[np.integer[Any]], recall: float) -> float:
+    """Keys scanned when every query probes the same number of cells, just enough for this recall."""
+    order = np.argsort(-scores, axis=1)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(order.shape[1])[None], axis=1)
+    places = np.sort(np.take_along_axis(place, cells.assignment[true], axis=1).ravel())
+    probes = int(places[min(len(places) - 1, int(np.ceil(recall * len(places))) - 1)]) + 1
+    return float(cells.sizes[order[:, :probes]].sum(axis=1).mean())
+
+
+def _lean_rank(task: Task) -> int | None:
+    """The fewest dimensions whose candidates hold nearly all of the true top keys; None if none are few."""
+    keys = open_vectors(task.path / "keys.npy")
+    queries = open_vectors(task.path / "train" / "queries.npy")
+    x, true = np.asarray(task.val.queries[:LEAN_SAMPLE]), np.asarray(task.val.top_ids[:LEAN_SAMPLE])
+    whole = lean.learn(keys, queries, task.d)
+    for r in dict.fromkeys(lean.rank_for(task.d, share) for share in LEAN_SHARES):
+        projection = whole.first(r)
+        found = exact.top_k(projection.of_keys(keys), x @ projection.queries.T, 10 * TOP)[1]
+        if (true[:, :, None] == found[:, None, :]).any(axis=2).mean() >= LEAN_RECALL:
+            return r
+    return None
+
+
+def cost_at(points: list[Point], recall: float) -> Point | None:
+    """The point at which recall@10 is reached, between the two nearest measured ones; None if it is not."""
+    reached = next((i for i, p in enumerate(points) if p.recall10 >= recall), None)
+    if reached is None:
+        return None
+    above, below = points[reached], points[max(0, reached - 1)]
+    rise = above.recall10 - below.recall10
+    share = (recall - below.recall10) / rise if rise > 0 else 1.0
+
+    def between(name: str) -> float:
+        low, high = float(getattr(below, name)), float(getattr(above, name))
+        return low + share * (high - low)
+
+    return Point(above.probes, between("recall1"), recall, between("scanned"), between("flops"))
