@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+TEXT = "{http://www.w3.org/2000/svg}text"
 SMALL = ("--texts", "1500", "--minutes", "0.01", "--rounds", "1")
 
 
@@ -87,3 +89,21 @@ def test_the_vectors_only_example_runs(tmp_path):
     assert made.returncode == 0, made.stderr
     assert re.search(r"centroid +linear +SupportNet", made.stdout)
     assert (tmp_path / "out" / "bundle" / "manifest.json").exists()
+
+
+def test_the_picture_holds_every_word(tmp_path):
+    words = "[   0 s] one & two\n\n0.90  <linear>   4.1%\n" + "long " * 60 + "end\n"
+    (tmp_path / "output.txt").write_text(words)
+    made = run("screenshot.py", tmp_path / "output.txt", tmp_path / "demo.svg")
+    assert made.returncode == 0, made.stderr
+    drawn = ["".join(text.itertext()) for text in ElementTree.parse(tmp_path / "demo.svg").iter(TEXT)]
+    assert drawn[0] == "$ make demo"
+    assert "0.90  <linear>   4.1%" in drawn  # columns stay columns
+    assert max(map(len, drawn)) <= 110
+    assert " ".join(drawn[1:]).split() == words.split()
+
+
+def test_the_readme_shows_the_picture():
+    assert "(docs/demo.svg)" in (ROOT / "README.md").read_text()
+    drawn = ["".join(text.itertext()) for text in ElementTree.parse(ROOT / "docs" / "demo.svg").iter(TEXT)]
+    assert sum("keys scanned)" in line for line in drawn) == 3
