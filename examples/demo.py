@@ -183,6 +183,7 @@ if __name__ == "__main__":
     try:
         main()
     except (KeyboardInterrupt, amips.TrainingInterrupted):
-        sys.exit("stopped; the same command continues")
+        print("stopped; the same command continues", file=sys.stderr)
+        sys.exit(130)
     except (amips.AmipsError, OSError) as problem:
         sys.exit(f"error: {problem}")
