@@ -30,7 +30,7 @@ QUESTIONS = (
     "run a function in another process and wait for the result",
     "compute the eigenvalues of a symmetric matrix",
 )
-SWEEP = (2, 4, 8, 16)  # cells, in units of sqrt(n): the best centroid routing lies between the ends
+SWEEP = (2, 4, 7, 12)  # cells, in units of sqrt(n); fewer than the bench sweeps by default
 HELD = 1000  # queries for choosing, and as many for reporting; an eighth of them where there are few
 BATCH, SINGLES = 256, 16  # queries timed together, and one at a time: fewer than the bench takes by default
 NAMES = {"centroid": "FAISS IVF", "linear": "learned (linear)", "exact, all keys": "exact, all keys"}
