@@ -26,8 +26,8 @@ test-fast: lint
 	$(BIN)/python -m pytest -m "not slow"
 
 demo: setup
-	$(BIN)/python examples/quickstart.py --out demo
+	$(BIN)/python examples/demo.py --out demo
 
 clean:
-	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo quickstart build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,7 +44,7 @@ def generate(n: int, m: int, d: int, seed: int = 0) -> tuple[Floats, Floats]:
 def main() -> None:
     """Run the example; what is already there is not done again."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo"))
+    parser.add_argument("--out", type=Path, default=Path("quickstart"))
     parser.add_argument("--keys", type=int, default=20_000)
     parser.add_argument("--queries", type=int, default=60_000)
     parser.add_argument("--samples", type=int, default=1_000_000, help="Training samples of each router.")

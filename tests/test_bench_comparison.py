@@ -146,10 +146,10 @@ def test_copies_of_a_query_are_drawn_together(done, task, monkeypatch):
 
 
 def test_the_command_is_what_was_typed_without_places(done, task, mapper, tmp_path):
-    told = "--minutes 0.005 --rounds 1 --batch 32 --seed 0 --out RESULTS"
+    told = "--minutes 0.005 --rounds 1 --batch 32 --singles 64 --seed 0 --out RESULTS"
     assert done[1].command == f"amips bench TASK --systems SYSTEMS.toml {told}"
     settings = Settings(minutes=0.5, rounds=3, batch=1024, seed=7)
-    rest = "--minutes 0.5 --rounds 3 --batch 1024 --seed 7 --out RESULTS"
+    rest = "--minutes 0.5 --rounds 3 --batch 1024 --singles 64 --seed 7 --out RESULTS"
     assert _command(settings, [], False) == f"amips bench TASK {rest}"
     models = ["/tmp/deep/one", "runs/two"]
     assert _command(settings, models, False) == f"amips bench TASK --models one --models two {rest}"

@@ -9,7 +9,7 @@ import pytest
 from amips.bench.derive import Bootstrap, Ratio, families
 from amips.bench.store import Run
 from amips.bench.systems import System
-from amips.bench.verdict import choose, give_verdict, in_words
+from amips.bench.verdict import best_system, choose, give_verdict, in_words
 
 M = 200  # val queries, and as many test queries
 N = 10_000
@@ -304,6 +304,17 @@ def test_the_highest_recall_any_reaches_decides_the_choice():
     cheap_but_low = planted(OTHER, COSTS[:4] / 100)
     assert choose(on_val([*planted(LINEAR, COSTS), *cheap_but_low])) == "linear"
     assert choose(on_val(planted(CENTROID, COSTS))) is None
+
+
+def test_the_index_to_build_is_the_cheapest_on_val_learned_or_not():
+    many, graph = System(cells=256, router="linear"), System(engine="hnsw")
+    base, dear = planted(CENTROID, COSTS), planted(LINEAR, COSTS / 2, val_costs=COSTS * 2)
+    assert best_system(on_val([*base, *dear])) == CENTROID  # whatever test says
+    assert best_system(on_val([*base, *dear, *planted(many, COSTS, val_costs=COSTS / 2)])) == many
+    assert best_system(on_val([*base, *planted(graph, COSTS / 9)])) == CENTROID  # cells are what is built
+    low = planted(LINEAR, COSTS[:4] / 9, levels=LEVELS[:4])
+    assert best_system(on_val([*base, *low])) == CENTROID  # cheap, but it does not get as far
+    assert best_system(on_val(planted(CENTROID, COSTS[:1], levels=LEVELS[:1]))) is None
 
 
 def test_references_are_told_of_whichever_side_they_favour():

@@ -114,7 +114,7 @@ def test_models_beside_systems(in_process, folder, task):
     }
     assert summary["command"] == (
         "amips bench TASK --models mine --systems SYSTEMS.toml --minutes 0.005 --rounds 1 --batch 32 "
-        "--seed 3 --out RESULTS"
+        "--singles 64 --seed 3 --out RESULTS"
     )
 
 
@@ -159,6 +159,7 @@ def test_report_writes_a_page_and_figures(done, folder, in_process, tmp_path):
         (("bench", "task", "--out", "nonsense"), "nonsense holds something else; choose another out"),
         (("bench", "task", "--out", "bad.toml"), r"bad\.toml holds something else"),
         (("bench", "task", "--out", "x", "--rounds", "0"), "rounds=0"),
+        (("bench", "task", "--out", "x", "--singles", "0"), "singles=0"),
         (("bench", "task", "--out", "x", "--systems", "nowhere.toml"), r"nowhere\.toml does not exist"),
         (("bench", "task", "--out", "x", "--systems", "nonsense"), "nonsense"),
         (("bench", "task", "--out", "x", "--systems", "bad.toml"), "cells=True: expected int"),

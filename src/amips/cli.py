@@ -324,6 +324,7 @@ def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
 @click.option("--minutes", default=0.5, help="Training time of each linear router.")
 @click.option("--rounds", default=3, help="How often each time is taken.")
 @click.option("--batch", default=1024, help="Queries in the large batch.")
+@click.option("--singles", default=64, help="Queries that are timed one at a time.")
 @click.option("--texts", type=_directory, help="What amips embed made: the ids that --qrels speaks of.")
 @click.option("--qrels", type=_directory, help="Relevance judgements: also measure nDCG@10 and recall@100.")
 @click.option("--seed", default=0)

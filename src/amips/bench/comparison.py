@@ -28,6 +28,7 @@ def bench(
     minutes: float = 0.5,
     rounds: int = 3,
     batch: int = 1024,
+    singles: int = 64,
     seed: int = 0,
     judgements: Judgements | None = None,
     progress: bool = False,
@@ -46,15 +47,16 @@ def bench(
         minutes: training time of each linear router that the systems ask for.
         rounds: how often each time is taken.
         batch: queries in the large batch.
+        singles: queries that are timed one at a time.
         judgements: what people judged relevant, for nDCG@10 and recall@100 of exact, centroid and learned
             search.
         progress: show a progress bar when standard error is a terminal.
     """
     task = task if isinstance(task, Task) else Task(task)
-    if not 0 < minutes < math.inf or rounds < 1 or batch < 1 or seed < 0:
+    if not 0 < minutes < math.inf or min(rounds, batch, singles) < 1 or seed < 0:
         raise AmipsError(
-            f"minutes={minutes}, rounds={rounds}, batch={batch}, seed={seed}: minutes, rounds and batch must "
-            "be positive, seed not negative"
+            f"minutes={minutes}, rounds={rounds}, batch={batch}, singles={singles}, seed={seed}: seed must "
+            "not be negative, the others must be positive"
         )
     if task.test.top_ids.shape[1] < min(10, task.n):
         raise AmipsError(
@@ -67,7 +69,7 @@ def bench(
     else:
         given = read_systems(systems) if isinstance(systems, (str, Path)) else list(systems)
         systems = [*given, *model_systems(task, loaded)]
-    settings = Settings(k=10, batch=batch, rounds=rounds, minutes=minutes, seed=seed, progress=progress)
+    settings = Settings(10, batch, singles, rounds, minutes, seed, progress)
     about = {
         "kind": "results",
         "keys": task.fingerprint,
@@ -109,6 +111,6 @@ def _command(settings: Settings, models: list[str], named: bool) -> str:
     """What was typed, without the places of this machine."""
     words = ["amips bench TASK", *(f"--models {Path(run).name}" for run in models)]
     words += ["--systems SYSTEMS.toml"] if named else []
-    given = {"minutes": settings.minutes, "rounds": settings.rounds, "batch": settings.batch}
-    words += [f"--{name} {value}" for name, value in {**given, "seed": settings.seed}.items()]
+    given = ("minutes", "rounds", "batch", "singles", "seed")
+    words += [f"--{name} {getattr(settings, name)}" for name in given]
     return " ".join([*words, "--out RESULTS"])

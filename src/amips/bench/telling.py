@@ -25,7 +25,7 @@ from amips.bench.running import Settings
 from amips.bench.store import Run, Store
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.bench.systems import CENTROID, LINEAR, System
-from amips.bench.verdict import TARGETS, give_verdict
+from amips.bench.verdict import TARGETS, best_system, give_verdict
 from amips.task import Task
 
 AXES: dict[Axis, str] = {
@@ -46,9 +46,12 @@ def summarize(task: Task, store: Store, settings: Settings, systems: list[System
     seconds = yardstick_seconds(runs)
     batch = min(settings.batch, len(task.test))
     bootstrap = Bootstrap(np.asarray(task.test.source), seed=settings.seed)
-    verdict = give_verdict(tested, on_val(runs, task), bootstrap, len(task.test), batch, seconds)
+    held = on_val(runs, task)
+    verdict = give_verdict(tested, held, bootstrap, len(task.test), batch, seconds)
+    best = best_system(held)
     values = {
         "chosen": verdict.chosen,
+        "best": None if best is None else {"routed by": best.family, "cells": best.cells},
         "costs": _costs(tested, seconds, task),
         "points": [_point(run, family.name, seconds) for family in tested for run in family.runs],
     }

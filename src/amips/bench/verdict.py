@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio, baseline
+from amips.bench.systems import System
 
 TARGETS: tuple[tuple[Metric, float], ...] = (
     ("recall@1", 0.90),
@@ -37,6 +38,19 @@ def choose(on_val: list[Family]) -> str | None:
             return min(reached, key=lambda name: reached[name])
     best = {f.name: float(f.recalls("recall@10").max()) for f in contenders}
     return max(best, key=lambda name: best[name], default=None)
+
+
+def best_system(on_val: list[Family]) -> System | None:
+    """Which index to build: the cells and router, learned or not, that cost the fewest FLOPs on val.
+
+    At the highest recall that any reaches; None where none reaches any.
+    """
+    routed = [run for family in on_val if family.role != "reference" for run in family.runs]
+    for target in HEADLINES:
+        found = Family("routed", "contender", routed).nearest("flops", "recall@10", target)
+        if found is not None:
+            return found.run.system
+    return None
 
 
 def give_verdict(

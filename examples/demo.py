@@ -1,0 +1,189 @@
+"""From text to learned search, on a corpus that every machine has: the docstrings of its Python packages.
+
+Collects them, makes queries out of them, encodes both, finds exact targets, trains routers, compares with
+tuned FAISS on held-out queries, and answers questions. What is already there is not done again.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import amips
+from amips.bench import Summary, System, bench, load_summary
+from amips.bench.report import report
+from amips.bench.summary import SUMMARY
+from amips.cells import Cells
+from amips.files import read_json, write_json
+from amips.table import table
+from amips.text import Asker, Embedded, attach, collect, embed, make_queries
+from amips.text.lines import line, writing
+from amips.text.texts import read_texts
+
+QUESTIONS = (
+    "how do I read a csv file lazily",
+    "run a function in another process and wait for the result",
+    "compute the eigenvalues of a symmetric matrix",
+)
+SWEEP = (2, 4, 7, 12)  # cells, in units of sqrt(n); fewer than the bench sweeps by default
+HELD = 1000  # queries for choosing, and as many for reporting; an eighth of them where there are few
+BATCH, SINGLES = 256, 16  # queries timed together, and one at a time: fewer than the bench takes by default
+NAMES = {"centroid": "FAISS IVF", "linear": "learned (linear)", "exact, all keys": "exact, all keys"}
+
+Step = Callable[[str], None]
+
+
+def split_by_passage(queries: Path, embedded: Embedded) -> NDArray[np.str_]:
+    """All queries of a passage go to one split: two sentences of one docstring are close relatives."""
+    source = {text.id: text.id.rpartition("#")[0] for text in read_texts(queries)}
+    assert embedded.query_texts is not None
+    passages = np.array([source[name] for name in embedded.query_texts.ids()])
+    named, of = np.unique(passages, return_inverse=True)
+    held = min(HELD, len(passages) // 8)
+    order = np.random.default_rng(0).permutation(len(named))
+    before = np.cumsum(np.bincount(of, minlength=len(named))[order])  # queries of the passages up to this one
+    part = np.full(len(named), "train", "<U5")
+    part[order[before <= held]] = "test"
+    part[order[(before > held) & (before <= 2 * held)]] = "val"
+    return part[of]
+
+
+def claim(out: Path, settings: dict[str, object]) -> None:
+    """Refuse a directory that another demo was made in."""
+    out.mkdir(parents=True, exist_ok=True)
+    place = out / "demo.json"
+    if not place.exists():
+        write_json(place, settings)
+    elif (made := read_json(place, amips.AmipsError)) != settings:
+        words = " ".join(f"--{name} {value}" for name, value in made.items())
+        raise amips.AmipsError(f"{out} was made with {words}: choose another --out, or delete it")
+
+
+def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
+    """Everything up to the bundle; each step leaves alone what it finds finished."""
+    out: Path = o.out
+    corpus, passages, queries = (out / f"{name}.jsonl" for name in ("corpus", "passages", "queries"))
+    if not corpus.exists():
+        step("collecting the docstrings of the installed packages")
+        with writing(corpus) as f:
+            for text in collect(most=o.texts):
+                f.write(line({"_id": text.id, "title": text.title, "text": text.text}))
+    if not (queries.exists() and passages.exists()):
+        step("making queries: sentences, most of them taken out of their docstring")
+        make_queries(corpus, out=queries, corpus_out=passages, per_text=4)
+    step(f"encoding with {o.encoder}")
+    vectors = out / "vectors"
+    embedded = embed(passages, queries, encoder=o.encoder, out=vectors, progress=show, skip_empty=True)
+    split = split_by_passage(queries, embedded)
+    n = len(embedded.key_texts)
+    step(f"finding the exact top keys of {len(split):,} queries among {n:,} docstrings")
+    assert embedded.queries is not None
+    task = amips.label(
+        embedded.keys,
+        embedded.queries,
+        split=split,
+        copies=0,
+        k=10,
+        cell_targets=False,
+        out=out / "task",
+        progress=show,
+    )
+    step("training linear routers; comparing with FAISS on held-out queries")
+    counts = [round(factor * math.sqrt(n)) for factor in SWEEP]
+    systems = [System(cells=c, router=router) for c in counts for router in ("centroid", "linear")]
+    systems += [System(engine="flat"), System(engine="hnsw")]
+    results = out / "results"
+    summary = bench(
+        task,
+        out=results,
+        systems=systems,
+        minutes=o.minutes,
+        rounds=o.rounds,
+        batch=BATCH,
+        singles=SINGLES,
+        progress=show,
+    )
+    report(results, out / "report.html")
+    step("building the bundle: the cells and the router that were best on val")
+    best = summary.values["best"]
+    work = results / "work"
+    folder = work / f"cells-{best['cells']}"
+    cells = Cells(np.load(folder / "assignment.npy"), np.load(folder / "centroids.npy"))
+    model = None if best["routed by"] == "centroid" else work / f"linear-{cells.count}"
+    amips.build(task.with_cells(cells), model, out=out / "bundle", ids=embedded.key_texts.ids())
+    attach(out / "bundle", embedded)
+    return summary
+
+
+def costs(summary: Summary) -> str:
+    """What a recall costs: a line for each way to search."""
+    rows = []
+    for cost in summary.values["costs"]:
+        if cost["metric"] != "recall@10":
+            continue
+        name = cost["family"]
+        reached = [
+            point
+            for point in summary.values["points"]
+            if point["family"] == name and point["recall@10"] >= cost["recall"]
+        ]
+        best = min(reached, key=lambda point: float(point["flops"]), default=None)
+        cells = "" if best is None or " cells" not in best["system"] else best["system"].split(", ")[-1]
+        shares = ["-" if cost[a] is None else f"{cost[a]:.1%}" for a in ("scanned", "flops")]
+        times = ["-" if cost[a] is None else f"{cost[a] * 1e6:,.0f}" for a in ("single/1", "batch/1")]
+        rows.append([f"{cost['recall']:.2f}", NAMES.get(name, name), cells, *shares, *times])
+    head = ["recall@10", "search", "cells", "keys scanned", "FLOPs", "us a query", f"in batches of {BATCH}"]
+    return table(head, rows)
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo"))
+    parser.add_argument("--texts", type=int, default=40_000, help="At most so many docstrings.")
+    parser.add_argument("--encoder", default="wordllama")
+    parser.add_argument("--minutes", type=float, default=0.15, help="Training time of each router.")
+    parser.add_argument("--rounds", type=int, default=2, help="How often each time is taken.")
+    o = parser.parse_args()
+    out, started = o.out, time.perf_counter()
+
+    def step(text: str) -> None:
+        print(f"[{time.perf_counter() - started:4.0f} s] {text}", flush=True)
+
+    settings = ("texts", "encoder", "minutes", "rounds")
+    claim(out, {name: getattr(o, name) for name in settings})
+    results, bundle = out / "results", out / "bundle"
+    made = (results / SUMMARY, bundle / "text" / "text.json", out / "report.html")
+    if all(path.exists() for path in made):
+        step(f"everything is in {out} already")
+        summary = load_summary(results)
+    else:
+        summary = make(o, step, sys.stderr.isatty())
+    print("\nWhat a search costs, on queries that nothing was trained on, on one thread; FLOPs as a share of")
+    print(f"those of scoring every key:\n\n{costs(summary)}\n")
+    print("\n".join(summary.verdict))
+    asker = Asker(bundle)
+    for question in QUESTIONS:
+        answer = asker.ask(question, k=3)
+        print(f"\n{question}?")
+        for hit in answer.hits:
+            first = next(iter(hit.text.text.strip().splitlines()), "")
+            print(f"  {hit.score:.3f}  {hit.text.title}: {first[:80]}")
+        print(f"  ({answer.scanned:,} of {answer.n:,} keys scanned)")
+    print()
+    step(f'done: open {out / "report.html"}; ask more with: amips ask {bundle} "your question"')
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (KeyboardInterrupt, amips.TrainingInterrupted):
+        print("stopped; the same command continues", file=sys.stderr)
+        sys.exit(130)
+    except (amips.AmipsError, OSError) as problem:
+        sys.exit(f"error: {problem}")
