@@ -11,6 +11,7 @@ from amips.bench.systems import System
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.search import Cost, Searcher
+from amips.search.points import shares
 from amips.search.searcher import DROP_IN_CANDIDATES
 from amips.vectors import Floats, Vectors
 
@@ -41,13 +42,15 @@ class Opened(Protocol):
 
 @dataclass(frozen=True)
 class OpenedIVF:
-    """Cells, routed; the budget is the number of probes."""
+    """Cells, routed; the budget is the number of probes, or the number of a bound on the share."""
 
     system: System
     searcher: Searcher
 
     def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
         """Route, then scan."""
+        if self.system.stop == "share":
+            return self.searcher.search(x, k, share=shares()[budget])
         if self.system.route == "cells":
             return self.searcher.search(x, k, budget)
         rescore = self.system.route == "drop-in-rescored"
@@ -55,6 +58,8 @@ class OpenedIVF:
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
         """Network, coarse and scan; a drop-in that scores candidates again pays for them."""
+        if self.system.stop == "share":
+            return self.searcher.cost(x, k=k, share=shares()[budget])
         cost = self.searcher.cost(x, budget, k)
         if self.system.route != "drop-in-rescored":
             return cost
@@ -66,7 +71,7 @@ class OpenedIVF:
         """Centroid routing can be left to FAISS altogether: the baseline may have the faster of both."""
         ways: dict[str, Search] = {"amips": self.search}
         engine: Any = self.searcher.engine
-        if self.system.router == "centroid" and self.system.storage == "flat":
+        if self.system.role == "baseline" and self.system.storage == "flat":
             ways["faiss"] = faiss_search(engine.index)
         return ways
 
@@ -128,6 +133,8 @@ def budgets(system: System) -> list[int]:
         return [1]
     if system.engine == "hnsw":
         return list(HNSW_BUDGETS)
+    if system.stop == "share":
+        return list(range(len(shares())))
     return rungs(system.cells)
 
 

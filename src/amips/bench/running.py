@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -27,13 +27,15 @@ from amips.bench.store import WORK, Run, Store
 from amips.bench.systems import CENTROID, LINEAR, System
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
-from amips.cells import Cells, fingerprint_of, kmeans
+from amips.cells import Cells, fingerprint_of, query_aware
 from amips.errors import AmipsError, ResultsError, RunError, TrainingInterrupted
 from amips.index import FaissIVF
+from amips.lean import learn as learn_projection
 from amips.nets import Linear, Model, load_model
 from amips.progress import bar
 from amips.route import check_fits, router_for
 from amips.search import Searcher, recalls
+from amips.search.build import routed
 from amips.task import Task
 from amips.vectors import Floats, open_vectors
 
@@ -68,7 +70,7 @@ class Bench:
         self.timed = np.ascontiguousarray(task.test.queries[drawn])
         self.keys = open_vectors(task.path / "keys.npy")
         self.work = work or store.path / WORK
-        self._held: tuple[tuple[int, str], FaissIVF] | None = None
+        self._held: tuple[tuple[int, float, str, int], FaissIVF] | None = None
 
     def check(self, system: System) -> None:
         """Refuse what cannot be run, before anything is."""
@@ -101,9 +103,9 @@ class Bench:
         """
         for system in systems:
             self.check(system)
-        ordered = sorted(systems, key=lambda s: (s.engine != "ivf", s.engine, s.cells, s.storage))
+        ordered = sorted(systems, key=_shared)
         with bar(len(ordered), what, "system", self.settings.progress) as shown:
-            for _, group in groupby(ordered, key=lambda s: (s.engine, s.cells, s.storage)):
+            for _, group in groupby(ordered, key=_shared):
                 answered = {}
                 for system in group:
                     shown.set_postfix_str(system.name)
@@ -205,15 +207,17 @@ class Bench:
         engine = FaissIVF.build(self.keys, cells.assignment, cells.centroids, "flat")
         return faiss_search(engine.index)
 
-    def cells(self, count: int) -> Cells:
-        """The task's own cells, or spherical k-means."""
-        return self.task.cells if count == self.task.c else self._kmeans(count)
+    def cells(self, count: int, aware: float = 0.0) -> Cells:
+        """The task's own cells, or spherical k-means, plain or query-aware."""
+        return self.task.cells if count == self.task.c and not aware else self._kmeans(count, aware)
 
-    def _kmeans(self, count: int) -> Cells:
+    def _kmeans(self, count: int, aware: float = 0.0) -> Cells:
         """Spherical k-means, kept."""
-        folder = self.work / f"cells-{count}"
+        folder = self.work / (f"cells-{count}" + (f"-aware-{aware:g}" if aware else ""))
         if not (folder / "assignment.npy").exists():
-            made = kmeans(self.keys, count, seed=self.settings.seed)
+            queries = open_vectors(self.task.path / "train" / "queries.npy")
+            top = np.asarray(self.task.train.top_ids)[:, : self.settings.k]
+            made = query_aware(self.keys, queries, top, count, strength=aware, seed=self.settings.seed)
             folder.mkdir(parents=True, exist_ok=True)
             np.save(folder / "centroids.npy", made.centroids)
             np.save(folder / "assignment.partial.npy", made.assignment)
@@ -224,7 +228,7 @@ class Bench:
             reason = (str(problem) or type(problem).__name__).splitlines()[0]
             raise ResultsError(f"{folder} is damaged ({reason}); delete it") from None
 
-    def linear(self, cells: Cells) -> Model:
+    def linear(self, cells: Cells, name: str, rank: int = 0) -> Model:
         """A linear router for these cells, trained on the task's queries; kept, continued if unfinished."""
         try:
             from amips.learn import Recipe, train
@@ -233,11 +237,11 @@ class Bench:
                 raise
             raise AmipsError("the linear router needs torch; pip install 'amips[train]'") from None
         task = self.task.with_cells(cells)
-        out = self.work / f"linear-{cells.count}"
+        out = self.work / name
         try:
             return train(
                 task,
-                Linear(),
+                Linear(rank=rank or None),
                 recipe=Recipe(route_top=min(10, task.train.top_ids.shape[1])),
                 minutes=self.settings.minutes,
                 out=out,
@@ -255,24 +259,31 @@ class Bench:
             return open_flat(self.keys)
         if system.engine == "hnsw":
             return self._hnsw(system.links)
-        cells = self.cells(system.cells)
+        cells = self.cells(system.cells, system.aware)
         model = None
         if system.router == LINEAR:
-            model = self.linear(cells)
+            model = self.linear(cells, system.linear_name, system.rank)
         elif system.router != CENTROID:
             model = load_model(system.router)
         router_for(model, cells.centroids)  # refuses a model of another shape
         engine = self._engine(system, cells)
         searcher = Searcher(engine, model, fingerprint=self.task.fingerprint)
+        if system.stop == "share":
+            searcher = replace(searcher, temperature=routed(searcher, self.task.val).temperature)
         if model is not None:
             check_fits(model, self.task.fingerprint, searcher.cells_fingerprint)
         return OpenedIVF(system, searcher)
 
     def _engine(self, system: System, cells: Cells) -> FaissIVF:
-        wanted = (system.cells, system.storage)
+        wanted = (system.cells, system.aware, system.storage, system.lean)
         if self._held is None or self._held[0] != wanted:
             self._held = None  # lets go of the old one first: two would need twice the memory
-            made = FaissIVF.build(self.keys, cells.assignment, cells.centroids, system.storage)
+            projection = None
+            if system.storage == "lean":
+                queries = open_vectors(self.task.path / "train" / "queries.npy")
+                projection = learn_projection(self.keys, queries, system.lean)
+            parts = (cells.assignment, cells.centroids, system.storage, projection)
+            made = FaissIVF.build(self.keys, *parts)
             self._held = (wanted, made)
         return self._held[1]
 
@@ -289,6 +300,11 @@ class Bench:
         faiss.write_index(made.index, str(partial))
         partial.rename(path)
         return made
+
+
+def _shared(system: System) -> tuple[Any, ...]:
+    """What systems that use one index have in common; inverted files come first."""
+    return (system.engine != "ivf", system.engine, system.cells, system.aware, system.storage, system.lean)
 
 
 def _seconds(search: Search, batches: list[Floats], k: int, budget: int) -> NDArray[np.float64]:

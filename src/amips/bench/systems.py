@@ -9,16 +9,21 @@ from typing import Any, Literal, get_args
 
 from amips.errors import AmipsError, RunError
 from amips.index import Storage
+from amips.lean import rank_for
 from amips.nets import Model, load_model
 from amips.nets.model import WEIGHTS
 from amips.task import Task
 
 EngineName = Literal["ivf", "flat", "hnsw"]
 Way = Literal["cells", "drop-in", "drop-in-rescored"]
+Stop = Literal["probes", "share"]
 Role = Literal["baseline", "contender", "reference"]
 
 SWEEP = (0.5, 1.0, 2.0, 4.0, 10.0)  # cells of the baseline, in units of sqrt(n)
-CENTROID, LINEAR = "centroid", "linear"
+CENTROID, LINEAR, OWN = "centroid", "linear", "amips"
+AWARE, OWN_SWEEP = 1.5, (2.0, 4.0, 8.0)  # what `amips.fit` makes: query-aware cells, so many sqrt(n) of them,
+OWN_RANK, OWN_LEAN = 1 / 3, 0.4  # ... routed and scanned in so many of the dimensions
+LATER = {"aware": 0.0, "rank": 0, "stop": "probes", "lean": 0}  # fields that older results do not know
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,11 @@ class System:
         route: "cells" lets the router choose cells and scores keys with x. "drop-in" puts the predicted
             key in the place of x throughout, as in the paper; "drop-in-rescored" then scores candidates
             with x again.
-        storage: of "ivf": "flat", "sq8" or "pq".
+        storage: of "ivf": "flat", "sq8", "pq" or "lean"; `lean` is the latter's number of dimensions.
+        aware: strength of query-aware cells; 0 is plain k-means.
+        rank: of a linear router: project queries to so many dimensions first; 0 does not.
+        stop: "probes" probes as many cells for every query, "share" those that are expected to hold enough of
+            its top keys.
         links: of "hnsw": M.
         label: what to call its router in tables and plots.
     """
@@ -44,9 +53,14 @@ class System:
     storage: Storage = "flat"
     links: int = 32
     label: str = ""
+    aware: float = 0.0
+    rank: int = 0
+    stop: Stop = "probes"
+    lean: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("engine", EngineName), ("route", Way), ("storage", Storage)):
+        choices = (("engine", EngineName), ("route", Way), ("storage", Storage), ("stop", Stop))
+        for name, known in choices:
             if getattr(self, name) not in get_args(known):
                 raise AmipsError(
                     f"system: {name}={getattr(self, name)!r} is not one of {', '.join(get_args(known))}"
@@ -55,6 +69,12 @@ class System:
             raise AmipsError(f"system: cells={self.cells}: engine 'ivf' needs at least 1")
         if self.route != "cells" and self.router in (CENTROID, LINEAR):
             raise AmipsError(f"system: route={self.route!r} needs a run whose model predicts one key")
+        if self.rank and self.router != LINEAR:
+            raise AmipsError(f"system: rank={self.rank} is for router 'linear'")
+        if self.stop == "share" and self.route != "cells":
+            raise AmipsError("system: stop='share' is for route 'cells'")
+        if (self.storage == "lean") != (self.lean > 0) or min(self.rank, self.lean, self.aware) < 0:
+            raise AmipsError("system: storage 'lean' has a number of dimensions, lean; others have none")
         if self.links < 2:
             raise AmipsError(f"system: links={self.links}: expected at least 2")
 
@@ -63,7 +83,10 @@ class System:
         """What part it plays in a comparison."""
         if self.engine != "ivf":
             return "reference"
-        return "baseline" if self.router == CENTROID else "contender"
+        plain = (
+            self.router == CENTROID and not self.aware and self.stop == "probes" and self.storage != "lean"
+        )
+        return "baseline" if plain else "contender"
 
     @property
     def family(self) -> str:
@@ -74,6 +97,10 @@ class System:
             return f"HNSW, {self.links} links"
         name = self.label or (self.router if self.router in (CENTROID, LINEAR) else Path(self.router).name)
         way = {"cells": "", "drop-in": ", drop-in", "drop-in-rescored": ", drop-in, scored again"}[self.route]
+        if not self.label:
+            name += f", rank {self.rank}" if self.rank else ""
+            name += ", query-aware cells" if self.aware else ""
+            name += ", by share" if self.stop == "share" else ""
         return name + way + ("" if self.storage == "flat" else f", {self.storage}")
 
     @property
@@ -85,10 +112,18 @@ class System:
     def slug(self) -> str:
         """A file name: readable, and different for different systems."""
         described = {**asdict(self), "label": "", "router": self._router_identity()}
+        described = {name: v for name, v in described.items() if name not in LATER or v != LATER[name]}
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:10]
         word = self.router if self.router in (CENTROID, LINEAR) else "model"
         parts = [self.engine, *([str(self.cells), word, self.route] if self.engine == "ivf" else [])]
         return "-".join([*parts, digest])
+
+    @property
+    def linear_name(self) -> str:
+        """The directory of the linear router that the bench trains for it."""
+        return f"linear-{self.cells}" + (
+            f"-rank-{self.rank}-aware-{self.aware:g}" if self.rank or self.aware else ""
+        )
 
     def _router_identity(self) -> str:
         """A run is what its weights are, wherever it is kept."""
@@ -106,10 +141,18 @@ def sweep(n: int) -> list[int]:
 
 
 def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
-    """What an expert would ask for: centroid and linear over a sweep of cells, the models, references."""
-    routers = (CENTROID, LINEAR)
-    systems = [System(cells=c, router=router) for router in routers for c in _counts(task)]
-    return [*systems, *model_systems(task, models), System(engine="flat"), System(engine="hnsw")]
+    """What an expert would ask for: plain IVF over a sweep of cells, amips's own, the models, references."""
+    plain = [System(cells=c) for c in _counts(task)]
+    own = own_systems(task.n, task.d)
+    return [*plain, *own, *model_systems(task, models), System(engine="flat"), System(engine="hnsw")]
+
+
+def own_systems(n: int, d: int) -> list[System]:
+    """What `amips.fit` chooses from, with float32 keys and with lean storage."""
+    counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in OWN_SWEEP})
+    common = {"router": LINEAR, "aware": AWARE, "rank": rank_for(d, OWN_RANK), "stop": "share", "label": OWN}
+    kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, OWN_LEAN)}]
+    return [System(cells=c, **common, **how) for how in kept for c in counts]
 
 
 def model_systems(task: Task, models: "dict[str, Model]") -> list[System]:

@@ -77,8 +77,8 @@ def _trained(systems: list[System], work: Path) -> dict[str, str]:
     """Directories of the runs that were compared, and what they are called."""
     own = {system.router: system.label or Path(system.router).name for system in systems}
     named = {run: name for run, name in own.items() if run not in (CENTROID, LINEAR)}
-    counts = [system.cells for system in systems if system.router == LINEAR and system.engine == "ivf"]
-    return named | {str(work / f"{LINEAR}-{c}"): f"linear, {c:,} cells" for c in counts}
+    trained = [system for system in systems if system.router == LINEAR and system.engine == "ivf"]
+    return named | {str(work / s.linear_name): f"{s.label or LINEAR}, {s.cells:,} cells" for s in trained}
 
 
 def _point(measured: Measured, family: str, seconds: dict[str, float]) -> dict[str, Any]:

@@ -9,21 +9,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amips import exact, lean
-from amips.cells import Cells, query_aware
+from amips.cells import Cells, fingerprint_of, query_aware
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, write_json
 from amips.index import Storage
 from amips.nets import Linear, Model
 from amips.search import Point, Searcher, build
 from amips.search.build import measure, measure_shares
-from amips.search.expected import expected
-from amips.search.points import ladder, point_for
+from amips.search.expected import Routed
+from amips.search.points import point_for
 from amips.table import table
 from amips.task import Task, label
 from amips.vectors import Floats, Vectors, open_vectors
@@ -32,6 +31,7 @@ Objective = Literal["flops", "latency", "throughput"]
 
 LABEL_SHARE, TRIAL_SHARE, TRAIN_SHARE = 0.4, 0.25, 0.2  # of the time given; the rest is for measuring
 TOP = 10  # the true top keys whose cells the router learns to find
+PILOT = 2048  # queries labelled to see how long that takes
 LEAST = 100  # queries, however short the time
 HELD = 1000  # queries to choose by, and as many to report on
 CALL, WORK_TASK, WORK_RUN = "fit.json", "task", "run"  # in the directory of work in progress
@@ -145,13 +145,14 @@ class Fitting:
             spent = time.perf_counter() - started
             if len(trials) >= 2 and spent * (1 + 1 / len(trials)) > self.seconds * TRIAL_SHARE:
                 break
-            top = np.asarray(task.train.top_ids)[:, :TOP]
-            cells = query_aware(
-                keys, queries, top, count, strength=strength, iterations=ITERATIONS, seed=self.settings.seed
-            )
-            centroid = 2 * task.d * (count + _fixed_probes(x @ cells.centroids.T, cells, true, recall))
-            scores: Floats = reduced @ projection.weights(cells.centroids).T
-            routed = 2 * task.d * expected(scores, cells.assignment, true, recall).scanned
+            cells = self._cells(task, keys, queries, count, strength)
+            wanted = cells.assignment[true]
+            by_centroid: Floats = x @ cells.centroids.T
+            by_reduced = np.asarray(reduced @ projection.weights(cells.centroids).T, np.float32)
+            plain = Routed(by_centroid, wanted, cells.sizes)
+            ours = Routed(by_reduced, wanted, cells.sizes)
+            centroid = 2 * task.d * (count + plain.by_probes(plain.probes_for(recall)).scanned.mean())
+            routed = 2 * task.d * ours.by_share(ours.share_for(recall)).scanned.mean()
             routed += Linear(rank=projection.r).architecture(task.n, task.d, count).score_flops
             trials.append(Trial(cells, strength, centroid, routed))
             kind = f"query-aware {strength:g}" if strength else "plain"
@@ -160,6 +161,21 @@ class Fitting:
                 f"share-bounded, reduced routing {routed / full:6.2%}"
             )
         return trials
+
+    def _cells(self, task: Task, keys: Vectors, queries: Vectors, count: int, strength: float) -> Cells:
+        """A partition, kept for a call that continues."""
+        path = self.work / f"cells-{count}-{strength:g}.npz"
+        if path.exists():
+            with np.load(path) as found:
+                return Cells(found["assignment"], found["centroids"])
+        top = np.asarray(task.train.top_ids)[:, :TOP]
+        made = query_aware(
+            keys, queries, top, count, strength=strength, iterations=ITERATIONS, seed=self.settings.seed
+        )
+        partial = path.with_suffix(".partial.npz")
+        np.savez(partial, assignment=made.assignment, centroids=made.centroids)
+        partial.rename(path)
+        return made
 
     def _candidates(self, n: int) -> Iterator[tuple[int, float]]:
         """Numbers of cells and strengths, the likeliest first; both kinds of cells come early."""
@@ -176,7 +192,8 @@ class Fitting:
         from amips.learn import Recipe, train
 
         self.say(f"training a linear router for {task.c:,} cells ...")
-        run = self.work / WORK_RUN
+        # Named by its cells: with other time to try them in, a call that continues may choose others.
+        run = self.work / f"{WORK_RUN}-{fingerprint_of(task.cells.assignment)[:12]}"
         try:
             return train(
                 task,
@@ -231,7 +248,7 @@ class Fitting:
     def _compare(self, task: Task, made: Searcher, baseline: Searcher) -> Searcher:
         """What was gained, on the test queries; plain IVF where nothing was on val."""
         objective_gain = self._cost(baseline, task) / self._cost(made, task)
-        plain = measure(baseline, task.test, ladder(baseline.c))
+        plain = measure(baseline, task.test)
         ours = measure_shares(made, task.test)
         full = 2 * task.n * task.d
         rows = []
@@ -255,22 +272,14 @@ class Fitting:
 
 def _affordable(keys: Vectors, queries: Vectors, seconds: float) -> int:
     """How many queries can be labelled in the time given."""
-    few = min(queries.n, 1024)
-    x = queries.rows(0, few)
-    started = time.perf_counter()
-    exact.top_k(keys, x, TOP)
-    rate = few / (time.perf_counter() - started)
+    taken = []
+    for few in (64, 64 + PILOT):  # the difference: what one call costs whatever it is asked is not a rate
+        x = queries.rows(0, few)
+        started = time.perf_counter()
+        exact.top_k(keys, x, TOP)
+        taken.append(time.perf_counter() - started)
+    rate = PILOT / max(taken[1] - taken[0], 1e-9)
     return min(queries.n, max(LEAST, int(rate * seconds)))
-
-
-def _fixed_probes(scores: Floats, cells: Cells, true: NDArray[np.integer[Any]], recall: float) -> float:
-    """Keys scanned when every query probes the same number of cells, just enough for this recall."""
-    order = np.argsort(-scores, axis=1)
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(order.shape[1])[None], axis=1)
-    places = np.sort(np.take_along_axis(place, cells.assignment[true], axis=1).ravel())
-    probes = int(places[min(len(places) - 1, int(np.ceil(recall * len(places))) - 1)]) + 1
-    return float(cells.sizes[order[:, :probes]].sum(axis=1).mean())
 
 
 def _lean_rank(task: Task) -> int | None:

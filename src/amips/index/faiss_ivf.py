@@ -1,8 +1,9 @@
 """FAISS inverted files whose cells are given from outside.
 
-Storage: "flat" keeps float32 keys; "sq8" 8 bits a value; "pq" product-quantised codes; "lean" 8 bits a value
-of a learned projection to fewer dimensions (see `amips.lean`). All but the first find candidates in codes and
-score them again with the float32 keys, so every score is a true inner product.
+Storage: "flat" keeps float32 keys; "sq8" 8 bits a value; "pq" product-quantised codes; "lean" 4 bits a value
+of a learned projection to fewer dimensions (see `amips.lean`), which FAISS scans from registers (FastScan).
+All but the first find candidates in codes and score them again with the float32 keys, so every score is a
+true inner product.
 
 A batch is scanned in one of two ways, with the same answers. FAISS goes query by query, which is best for
 few queries. When many queries meet in a cell, the cell's keys are multiplied with all of them at once.
@@ -31,7 +32,7 @@ TYPES = {
     "flat": "IndexIVFFlat",
     "sq8": "IndexIVFScalarQuantizer",
     "pq": "IndexIVFPQ",
-    "lean": "IndexIVFScalarQuantizer",
+    "lean": "IndexIVFPQFastScan",
 }
 # What each storage keeps beside the FAISS file.
 BESIDE: dict[str, list[str]] = {"flat": [], "sq8": [KEYS], "pq": [KEYS], "lean": [KEYS, LEAN]}
@@ -72,7 +73,10 @@ class FaissIVF:
         metric = faiss.METRIC_INNER_PRODUCT
         if storage == "flat":
             index = faiss.IndexIVFFlat(quantizer, d, c, metric)
-        elif storage in ("sq8", "lean"):
+        elif storage == "lean":
+            index = faiss.IndexIVFPQ(quantizer, d, c, d, 4, metric)  # a code of 4 bits for each dimension
+            index.by_residual = False
+        elif storage == "sq8":
             # Not the residual: its range is no smaller for a key in a cell that is not its nearest.
             index = faiss.IndexIVFScalarQuantizer(
                 quantizer, d, c, faiss.ScalarQuantizer.QT_8bit, metric, False
@@ -99,6 +103,7 @@ class FaissIVF:
         held = keys.array if addressable else keys.load()
         if projection is None:
             return cls(index, storage, held)
+        index = faiss.IndexIVFPQFastScan(index)  # the same codes in the order in which they are scanned
         return cls(index, storage, held, projection=projection.queries, given_centroids=centroids)
 
     @property
@@ -148,14 +153,15 @@ class FaissIVF:
     def scan_flops(self, keys: Ids, k: int) -> Ids:
         """2 d for each key scanned and, for quantised storage, for each candidate scored again.
 
-        Of r dimensions a key costs 2 r, and a query 2 r d to project. A PQ code costs one addition for each
-        part, and a query 2 * 256 d for its tables.
+        A lean key counts as the inner product in r dimensions that its code stands for, 2 r, and a query
+        2 r d for its projection and 2 * 16 r for its tables. A PQ code costs one addition for each part, and
+        a query 2 * 256 d for its tables.
         """
         if self.storage == "flat":
             return 2 * self.d * keys
         again: Ids = 2 * self.d * np.minimum(keys, k * self.refine)
         if self.projection is not None:
-            return np.asarray(2 * len(self.projection) * (keys + self.d) + again)
+            return np.asarray(2 * len(self.projection) * (keys + self.d + 16) + again)
         if self.storage == "sq8":
             return np.asarray(2 * self.d * keys + again)
         return np.asarray(int(self.index.pq.M) * keys + 2 * 256 * self.d + again)
@@ -289,7 +295,8 @@ class FaissIVF:
     def load(cls, directory: Path, storage: Storage, mmap: bool) -> "FaissIVF":
         """Read what `save` wrote; `mmap` leaves lists on disk, where the keys for refining always stay."""
         path = directory / INDEX
-        flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY if mmap else 0
+        # FAISS cannot map the codes of "lean", which are small; its float32 keys stay on disk.
+        flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY if mmap and storage != "lean" else 0
         try:
             index = faiss.read_index(os.fspath(path), flags)
         except RuntimeError as problem:
@@ -329,7 +336,8 @@ def _narrow(count: int) -> Any:
 
 def _in_memory(index: Any) -> Any:
     """The index itself, or a copy in memory of one that is mapped: FAISS would write its file's name."""
-    if isinstance(faiss.downcast_InvertedLists(index.invlists), faiss.ArrayInvertedLists):
+    held = (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)
+    if isinstance(faiss.downcast_InvertedLists(index.invlists), held):
         return index
     copy = faiss.deserialize_index(faiss.serialize_index(index), faiss.IO_FLAG_SKIP_IVF_DATA)
     lists = faiss.ArrayInvertedLists(index.nlist, index.code_size)

@@ -8,6 +8,8 @@ from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
 
+FEW_ROWS = 16  # for which it is the calls that cost
+
 
 class Running:
     """The k best entries so far of m rows that are visited in any order."""
@@ -61,11 +63,14 @@ class Running:
 def best_first(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
     """The k best of each row in order; ties go to the lower id."""
     width = scores.shape[1]
-    if 4 * k < width:  # sort what reaches the k-th score only, if that is about as many in every row
+    if (
+        4 * k < width and len(scores) > FEW_ROWS
+    ):  # where many rows are sorted, only what reaches the k-th score
         reached = scores >= np.partition(scores, width - k, axis=1)[:, width - k, None]
         most = int(reached.sum(axis=1).max(initial=k))
         if 2 * most < width:
             kept = np.argsort(~reached, axis=1, kind="stable")[:, :most]
             scores, ids = np.take_along_axis(scores, kept, 1), np.take_along_axis(ids, kept, 1)
     order = np.lexsort((ids, -scores), axis=1)[:, :k]
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+    rows = np.arange(len(scores))[:, None]
+    return scores[rows, order], ids[rows, order]

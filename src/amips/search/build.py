@@ -15,15 +15,16 @@ from amips.lean import learn as learn_projection
 from amips.lean import rank_for
 from amips.nets import Model, load_model
 from amips.nets.model import DESCRIPTION
-from amips.route import check_fits, fit_temperature, router_for
+from amips.route import check_fits, router_for
 from amips.search.bundle import check_place, save
-from amips.search.points import Point, ladder, recalls, shares
+from amips.search.expected import Probed, Routed
+from amips.search.points import Point, ladder, shares
 from amips.search.searcher import Searcher
 from amips.task import Split, Task
 from amips.vectors import open_vectors
 
 LEAN_SHARE = 0.4  # of the dimensions, in lean storage
-NEARLY_ALL, MOST_SCANNED = 0.999, 0.5  # recall@10, or share of the keys, at which a ladder of shares ends
+NEARLY_ALL, MOST_SCANNED = 0.999, 0.3  # recall@10, or share of the keys, at which a ladder of shares ends
 
 
 def build(
@@ -74,38 +75,58 @@ def build(
 
 def calibrated(searcher: Searcher, split: Split) -> Searcher:
     """The searcher with a temperature and operating points, found on a split."""
-    x, true = np.asarray(split.queries), np.asarray(split.top_ids)[:, :10]
-    scores = np.concatenate([searcher.router.scores(x[low : low + 256]) for low in range(0, len(x), 256)])
-    known = replace(searcher, temperature=fit_temperature(scores, searcher.cells[true]))
+    known = replace(searcher, temperature=routed(searcher, split).temperature)
     return replace(known, points=measure(known, split) + measure_shares(known, split))
 
 
 def measure(searcher: Searcher, split: Split, probes: list[int] | None = None) -> list[Point]:
-    """Recall and cost on a split for a ladder of probes, each with a real search."""
-    return [_point(searcher, split, count, None) for count in probes or ladder(searcher.c)]
+    """Recall and cost on a split for a ladder of probes.
+
+    Codes are searched for real, no further than a third of the keys where no ladder is given. Of float32 keys
+    the recall follows from which cells are probed.
+    """
+    seen, points = routed(searcher, split), list[Point]()
+    for count in probes or ladder(searcher.c):
+        points.append(_point(searcher, split, seen.by_probes(min(count, searcher.c)), count))
+        if probes is None and searcher.engine.storage != "flat" and points[-1].scanned >= MOST_SCANNED:
+            break
+    return points
 
 
 def measure_shares(searcher: Searcher, split: Split) -> list[Point]:
     """The same for bounds on the share of the top keys, down to where nearly all are found."""
-    points: list[Point] = []
+    seen, points = replace(routed(searcher, split), given=searcher.temperature), list[Point]()
     for share in shares():
-        points.append(_point(searcher, split, None, share))
+        points.append(_point(searcher, split, seen.by_share(share), None, share))
         if points[-1].recall10 >= NEARLY_ALL or points[-1].scanned >= MOST_SCANNED:
             break
     return points
 
 
-def _point(searcher: Searcher, split: Split, probes: int | None, share: float | None) -> Point:
-    searcher = replace(searcher, labels=None)  # the split knows keys by number, not by label
-    x, true = np.asarray(split.queries), np.asarray(split.top_ids)
-    ids = searcher.search(x, 10, probes, share=share)[1]
-    cost = searcher.cost(x, probes, share=share)
+def routed(searcher: Searcher, split: Split) -> Routed:
+    """The router's scores for the queries of a split, and the cells of their top keys."""
+    x, true = np.asarray(split.queries), np.asarray(split.top_ids)[:, :10]
+    step = max(1, (1 << 24) // max(searcher.c, 1))
+    scores = [searcher.router.scores(x[low : low + step]) for low in range(0, len(x), step)]
+    return Routed(np.concatenate(scores), searcher.cells[true], searcher.engine.sizes)
+
+
+def _point(
+    searcher: Searcher, split: Split, probed: Probed, probes: int | None, share: float | None = None
+) -> Point:
+    found = probed.found
+    if searcher.engine.storage != "flat":
+        plain = replace(searcher, labels=None)  # the split knows keys by number, not by label
+        true = np.asarray(split.top_ids)[:, :10]
+        ids = plain.search(np.asarray(split.queries), 10, probes, share=share)[1]
+        found = (true[:, :, None] == ids[:, None, :]).any(axis=2)
+    scan = searcher.engine.scan_flops(probed.scanned, 10)
     return Point(
-        math.ceil(cost.probed.mean()),
-        float((ids[:, 0] == true[:, 0]).mean()),
-        float(recalls(ids, true, 10).mean()),
-        float(cost.scanned.mean() / searcher.n),
-        float(cost.flops.mean()),
+        math.ceil(probed.probed.mean()),
+        float(found[:, 0].mean()),
+        float(found.mean()),
+        float(probed.scanned.mean() / searcher.n),
+        float(searcher.router.flops + scan.mean()),
         share or 0.0,
     )
 

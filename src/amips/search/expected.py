@@ -1,6 +1,11 @@
-"""What a partition and a router will cost, from the scores of held-out queries alone: no index is needed."""
+"""What a router finds and what it costs, from its scores of held-out queries alone: no index is needed.
+
+A scan of a cell finds what is in it. So a top key is found if and only if its cell is probed, and keys that
+are scored with x itself need no search to know the recall.
+"""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,32 +16,64 @@ from amips.vectors import Floats
 
 
 @dataclass(frozen=True)
-class Expected:
-    """The mean number of keys scanned to reach a recall, and the bound on the share that does it."""
+class Probed:
+    """What was probed for each query, and which of its top keys were there."""
 
-    scanned: float
-    share: float
-    temperature: float
+    found: NDArray[np.bool_]  # [m, k]
+    probed: NDArray[np.int64]  # cells, [m]
+    scanned: NDArray[np.int64]  # keys, [m]
 
 
-def expected(
-    scores: Floats, assignment: NDArray[np.integer[Any]], top_ids: NDArray[np.integer[Any]], recall: float
-) -> Expected:
-    """What it takes to find this share of the top keys [m, k] when every query probes as it needs.
+@dataclass(frozen=True)
+class Routed:
+    """Scores [m, c] of the cells of some queries, and the cells [m, k] that hold their top keys."""
 
-    A scan of a cell finds what is in it, so that a top key is found if and only if the expected share of its
-    cell reaches the bound (or the cell is the query's best). The bound is then a quantile of the shares of
-    the cells of the top keys.
-    """
-    cells = assignment[top_ids]
-    temperature = fit_temperature(scores, cells)
-    shares = np.exp((scores - scores.max(axis=1, keepdims=True)) / np.float32(temperature))
-    best = shares >= 1  # before they are made to sum to 1
-    shares /= shares.sum(axis=1, keepdims=True)
-    found_anyway = np.take_along_axis(best, cells, axis=1)
-    wanted = np.where(found_anyway, np.inf, np.take_along_axis(shares, cells, axis=1)).ravel()
-    missed = int((1 - recall) * len(wanted))  # so many may be lost
-    bound = float(np.partition(wanted, missed)[missed])
-    sizes = np.bincount(assignment, minlength=scores.shape[1]).astype(np.float32)
-    taken = best | (shares >= bound)
-    return Expected(float((taken @ sizes).mean()), bound, temperature)
+    scores: Floats
+    wanted: NDArray[np.integer[Any]]
+    sizes: NDArray[np.int64]  # keys in each cell
+    given: float = 0.0  # the temperature, if it is known; 0: fitted to these queries
+
+    @cached_property
+    def temperature(self) -> float:
+        """At which softmax(scores / t) says what share of the top keys each cell holds."""
+        return self.given or fit_temperature(self.scores, self.wanted)
+
+    @cached_property
+    def _shares(self) -> tuple[Floats, NDArray[np.bool_]]:
+        """The expected share of each cell, and which cells are a query's best, probed in any case."""
+        apart = self.scores - self.scores.max(axis=1, keepdims=True)
+        relative = np.exp(apart / np.float32(self.temperature))
+        return relative / relative.sum(axis=1, keepdims=True), relative >= 1
+
+    @cached_property
+    def _ordered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The place of each top key's cell in its query's order, and the keys scanned up to each place."""
+        order = np.argsort(-self.scores, axis=1, kind="stable")
+        place = np.empty_like(order)
+        np.put_along_axis(place, order, np.broadcast_to(np.arange(order.shape[1]), order.shape), axis=1)
+        return np.take_along_axis(place, self.wanted, axis=1), np.cumsum(self.sizes[order], axis=1)
+
+    def by_probes(self, probes: int) -> Probed:
+        """The same number of cells for every query."""
+        places, scanned = self._ordered
+        return Probed(places < probes, np.full(len(places), probes), scanned[:, probes - 1])
+
+    def by_share(self, share: float) -> Probed:
+        """The cells that are expected to hold at least this share of the query's top keys."""
+        shares, best = self._shares
+        taken = best | (shares >= share)
+        scanned = (taken @ self.sizes.astype(np.float64)).astype(np.int64)
+        return Probed(np.take_along_axis(taken, self.wanted, axis=1), taken.sum(axis=1), scanned)
+
+    def share_for(self, recall: float) -> float:
+        """The largest bound on the share that finds so many of the top keys: a quantile of their cells'."""
+        shares, best = self._shares
+        anyway = np.take_along_axis(best, self.wanted, axis=1)
+        each = np.where(anyway, np.inf, np.take_along_axis(shares, self.wanted, axis=1)).ravel()
+        lost = min(len(each) - 1, int((1 - recall) * len(each) + 1e-9))
+        return min(1.0, float(np.partition(each, lost)[lost]))
+
+    def probes_for(self, recall: float) -> int:
+        """The fewest probes, the same for every query, that find so many of the top keys."""
+        places = np.sort(self._ordered[0].ravel())
+        return int(places[max(0, int(np.ceil(recall * len(places) - 1e-9)) - 1)]) + 1
