@@ -83,9 +83,7 @@ class System:
         """What part it plays in a comparison."""
         if self.engine != "ivf":
             return "reference"
-        plain = (
-            self.router == CENTROID and not self.aware and self.stop == "probes" and self.storage != "lean"
-        )
+        plain = self.router == CENTROID and self.stop == "probes" and not self.aware and not self.lean
         return "baseline" if plain else "contender"
 
     @property
@@ -121,9 +119,8 @@ class System:
     @property
     def linear_name(self) -> str:
         """The directory of the linear router that the bench trains for it."""
-        return f"linear-{self.cells}" + (
-            f"-rank-{self.rank}-aware-{self.aware:g}" if self.rank or self.aware else ""
-        )
+        more = f"-rank-{self.rank}-aware-{self.aware:g}" if self.rank or self.aware else ""
+        return f"linear-{self.cells}{more}"
 
     def _router_identity(self) -> str:
         """A run is what its weights are, wherever it is kept."""
@@ -150,7 +147,8 @@ def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
 def own_systems(n: int, d: int) -> list[System]:
     """What `amips.fit` chooses from, with float32 keys and with lean storage."""
     counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in OWN_SWEEP})
-    common = {"router": LINEAR, "aware": AWARE, "rank": rank_for(d, OWN_RANK), "stop": "share", "label": OWN}
+    rank = rank_for(d, OWN_RANK)
+    common: dict[str, Any] = dict(router=LINEAR, aware=AWARE, rank=rank, stop="share", label=OWN)
     kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, OWN_LEAN)}]
     return [System(cells=c, **common, **how) for how in kept for c in counts]
 
