@@ -148,7 +148,7 @@ def own_systems(n: int, d: int) -> list[System]:
     """What `amips.fit` chooses from, with float32 keys and with lean storage."""
     counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in OWN_SWEEP})
     rank = rank_for(d, OWN_RANK)
-    common: dict[str, Any] = dict(router=LINEAR, aware=AWARE, rank=rank, stop="share", label=OWN)
+    common: dict[str, Any] = {"router": LINEAR, "aware": AWARE, "rank": rank, "stop": "share", "label": OWN}
     kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, OWN_LEAN)}]
     return [System(cells=c, **common, **how) for how in kept for c in counts]
 
