@@ -50,6 +50,27 @@ def in_turns(groups: list[dict[str, Callable[[], object]]], rounds: int) -> dict
     return times
 
 
+def peak_memory(work: Callable[[], object]) -> int | None:
+    """By how many bytes the memory of this process grew at most while `work` ran; None if unknown.
+
+    Linux keeps the peak of a process and lets it be reset.
+    """
+    status = Path("/proc/self/status")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        work()
+        return None
+    before = _bytes(status.read_text(), "VmRSS")
+    work()
+    return max(0, _bytes(status.read_text(), "VmHWM") - before)
+
+
+def _bytes(status: str, name: str) -> int:
+    """Of a line of /proc/self/status, which counts kilobytes."""
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:"))
+
+
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():

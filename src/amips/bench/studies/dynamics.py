@@ -10,12 +10,12 @@ from amips.bench.studies.lab import Lab
 from amips.bench.studies.mappers import (
     ONE_SEED,
     Trained,
+    compared,
     counted,
     draws,
     grid,
     in_millions,
     pairs,
-    compared,
 )
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.nets import SIZES
@@ -130,10 +130,11 @@ def _verdict(found: list[Trained], equal: float) -> list[str]:
     ]
     by_size = pairs(found, "size")
     wins, sure = counted(by_size, "erel", bootstrap)
+    held = compared(wins == len(by_size), "larger models reach lower errors")
     said.append(
         f"Size: of {len(by_size)} pairs that differ in size alone, the larger network ends with the lower "
-        f"erel on test in {wins} (surely in {sure}): "
-        f"{compared(wins == len(by_size), 'larger models reach lower errors')}. Each had the same budget, which gave them {in_millions(found)}."
+        f"erel on test in {wins} (surely in {sure}): {held}. Each had the same budget, which gave them "
+        f"{in_millions(found)}."
     )
     known = [
         (small, large)

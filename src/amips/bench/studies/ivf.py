@@ -71,9 +71,9 @@ def run(lab: Lab) -> Summary:
         ],
         curves=training_curves(runs),
         method=[
-            f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). With x, the front is over "
-            "indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) cells was "
-            "searched.",
+            f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). With x, the front is "
+            "over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) "
+            "cells was searched.",
             "Drop-in searches and scores with the prediction, as the paper does; the top key may then come "
             "later than first, which Recall@0.1% of n forgives and recall@1 does not. Routed chooses cells "
             "with the prediction and scores with x. Times are for k = 10, one thread.",

@@ -77,8 +77,8 @@ def run(lab: Lab) -> Summary:
             f"{SIZE}, L = {paper_depth(lab)}, c = 1, each trained for {lab.scale.budget} (recipe "
             f"{lab.scale.recipe!r}). Score is SupportNet's score loss and KeyNet's consistency loss (weight "
             "0.01), gradient is SupportNet's gradient loss and KeyNet's key loss (weight 1).",
-            "The score error is the mean of (f(x) - sigma(x))^2, for KeyNet with f(x) = <F(x), x>; the gradient "
-            "error the mean of ||y^ - y*||^2. " + ONE_SEED,
+            "The score error is the mean of (f(x) - sigma(x))^2, for KeyNet with f(x) = <F(x), x>; the "
+            "gradient error the mean of ||y^ - y*||^2. " + ONE_SEED,
         ],
         command=f"amips study losses --data DATA --scale {name} --out OUT",
         machine=describe(),
@@ -120,18 +120,19 @@ def _verdict(found: dict[tuple[str, float, str], Trained]) -> list[str]:
         highest = max(gradient, key=lambda loss: gradient[loss])
         corners = score[SCORE] < score[GRADIENT] and gradient[GRADIENT] < gradient[SCORE]
         apart = difference(of[SCORE], of[GRADIENT], "score", bootstrap)
+        doubt = "" if apart.sure else " (no sure difference)"
         said.append(
             f"{name}: the score error is lowest with {lowest} ({score[lowest]:.5f}) and the gradient error "
-            f"highest with {highest} ({gradient[highest]:.3f}); score alone against gradient alone: score error "
-            f"{score[SCORE]:.5f} against {score[GRADIENT]:.5f}{'' if apart.sure else ' (no sure difference)'}, "
-            f"gradient error {gradient[SCORE]:.3f} against {gradient[GRADIENT]:.3f}. That is "
+            f"highest with {highest} ({gradient[highest]:.3f}); score alone against gradient alone: score "
+            f"error {score[SCORE]:.5f} against {score[GRADIENT]:.5f}{doubt}, gradient error "
+            f"{gradient[SCORE]:.3f} against {gradient[GRADIENT]:.3f}: "
             f"{compared(corners, 'each alone is best at its own error')}."
         )
         ratios = gradient[BOTH] / gradient[GRADIENT], score[BOTH] / score[GRADIENT]
         held = ratios[0] <= NEARLY and ratios[1] <= NOTICEABLE
         said.append(
-            f"{name}: both losses together have {ratios[0]:.3f} times the gradient error of gradient alone, and "
-            f"{ratios[1]:.3f} times its score error. That is "
+            f"{name}: both losses together have {ratios[0]:.3f} times the gradient error of gradient alone, "
+            f"and {ratios[1]:.3f} times its score error: "
             f"{compared(held, 'a noticeably lower score error at hardly any cost')}."
         )
     return said

@@ -32,8 +32,8 @@ BLOCK_FLOATS = 1 << 22
 LOWER_IS_BETTER = ("erel", "score", "key")
 # Errors of networks that were trained with one seed: what is sure is so for these networks.
 ONE_SEED = (
-    "Intervals are 95 %, over the test queries, the same draws for both sides. Each network was trained once: "
-    "another seed may give another order where the differences are small."
+    "Intervals are 95 %, over the test queries, the same draws for both sides. Each network was trained "
+    "once: another seed may give another order where the differences are small."
 )
 
 

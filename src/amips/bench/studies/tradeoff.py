@@ -8,6 +8,7 @@ from amips.bench.studies.mappers import (
     ONE_SEED,
     Trained,
     better,
+    compared,
     counted,
     difference,
     draws,
@@ -16,16 +17,15 @@ from amips.bench.studies.mappers import (
     in_millions,
     pairs,
     sizes,
-    compared,
 )
 from amips.bench.summary import Chart, Panel, Series, Summary
 
 METRICS = {"erel": "the lower erel", "mrr": "the higher MRR"}
 PAPER = (
-    "The paper (FIQA, 52K keys; Quora, 513K; a figure, no table): size matters most and improves both metrics "
-    "for both networks; shallower networks mostly do better; as the size grows, SupportNet has the lower erel "
-    "and the slightly lower MRR, at small sizes the opposite. The query itself has erel 0 and, among keys of "
-    "equal norm, MRR 1: only both together say something."
+    "The paper (FIQA, 52K keys; Quora, 513K; a figure, no table): size matters most and improves both "
+    "metrics for both networks; shallower networks mostly do better; as the size grows, SupportNet has the "
+    "lower erel and the slightly lower MRR, at small sizes the opposite. The query itself has erel 0 "
+    "and, among keys of equal norm, MRR 1: only both together say something."
 )
 
 
