@@ -1,5 +1,6 @@
 """What a figure was measured on, and taking times in turns."""
 
+import ctypes
 import os
 import platform
 import time
@@ -53,7 +54,8 @@ def in_turns(groups: list[dict[str, Callable[[], object]]], rounds: int) -> dict
 def peak_memory(work: Callable[[], object]) -> int | None:
     """By how many bytes the memory of this process grew at most while `work` ran; None if unknown.
 
-    Linux keeps the peak of a process and lets it be reset.
+    Linux keeps the peak of a process and lets it be reset. What was freed before is handed back first, or
+    the work would be done in it.
     """
     status = Path("/proc/self/status")
     try:
@@ -61,6 +63,8 @@ def peak_memory(work: Callable[[], object]) -> int | None:
     except OSError:
         work()
         return None
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of the GNU C library
+        trim(0)
     before = _bytes(status.read_text(), "VmRSS")
     work()
     return max(0, _bytes(status.read_text(), "VmHWM") - before)

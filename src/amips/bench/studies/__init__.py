@@ -48,7 +48,7 @@ def study(
     if name not in STUDIES:
         raise AmipsError(f"there is no study {name!r}; there are {', '.join(STUDIES)}")
     if also and name != "encoders":
-        raise AmipsError(f"study {name}: only encoders compares data; leave out also (--also, --encoder)")
+        raise AmipsError(f"study {name}: only encoders compares data; leave out also (--also)")
     try:
         from amips.bench.studies.lab import Lab
     except ModuleNotFoundError as problem:

@@ -130,7 +130,7 @@ def _verdict(found: list[Trained], equal: float) -> list[str]:
     ]
     by_size = pairs(found, "size")
     wins, sure = counted(by_size, "erel", bootstrap)
-    held = compared(wins == len(by_size), "larger models reach lower errors")
+    held = compared(sure == len(by_size), "larger models reach lower errors")
     said.append(
         f"Size: of {len(by_size)} pairs that differ in size alone, the larger network ends with the lower "
         f"erel on test in {wins} (surely in {sure}): {held}. Each had the same budget, which gave them "

@@ -24,8 +24,8 @@ CLEARLY = 0.01  # a lead of this much counts
 ALIKE = 0.1  # values of erel this near to each other are comparable
 PAPER = (
     "The paper (NQ and Quora, d = 768; figures, no table): with MPNet and DistilRoBERTa erel falls smoothly "
-    "to values comparable with those of MiniLM, S below XS, nearly the same for both encoders; mapped queries "
-    "dominate in the middle of the budgets with all of them."
+    "to values comparable with those of MiniLM, S below XS, nearly the same for both encoders; mapped "
+    "queries dominate in the middle of the budgets with all of them."
 )
 
 
@@ -227,7 +227,7 @@ def _of_place(place: Place, bootstrap: Bootstrap) -> list[str]:
     ]
     return [
         f"{place.name}: erel of KeyNet {largest.size} minus that of {smallest.size} is {gain.text()}{sure}: "
-        f"{compared(gain.value < 0, 'the larger network reaches the lower error')}.",
+        f"{compared(gain.high < 0, 'the larger network reaches the lower error')}.",
         f"{place.name}: at equal FLOPs ahead of the original query in {TOLD}: {', '.join(parts)}: "
         f"{compared(leads['mapped'] > CLEARLY, 'mapped queries lead in the middle of the budgets')}.",
     ]

@@ -189,10 +189,10 @@ class Lab:
         """Where a run is kept."""
         return self.work / f"run-{name}-{task.path.name}"
 
-    def linear(self, task: Task) -> Model:
+    def linear(self, task: Task, share: float = 0.5) -> Model:
         """The linear router, which learns the cells of the top keys: half the budget of a network."""
         recipe = Recipe(route_top=min(10, task.train.top_ids.shape[1]))
-        return self.model(task, Linear(), f"linear-{task.c}", recipe, share=0.5, evaluations=1)
+        return self.model(task, Linear(), f"linear-{task.c}", recipe, share, evaluations=1)
 
 
 def find(data: Path, name: str) -> tuple[Path, bool]:

@@ -7,40 +7,37 @@ exponent b of a n^b, fitted by least squares in logarithms.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 
 from amips import exact
-from amips.bench.derive import Family, Metric
+from amips.bench.derive import Family, Metric, on_test
 from amips.bench.machine import describe, in_turns, peak_memory
-from amips.bench.studies.ivf import counts
-from amips.bench.studies.lab import Lab, find
+from amips.bench.studies.generated import generated
+from amips.bench.studies.lab import Lab
 from amips.bench.studies.mappers import Trained, compared, trained
 from amips.bench.studies.searching import bench_of, lead, none_if_nan, recall_at, run_systems
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.bench.systems import System, sweep
 from amips.bench.verdict import SMALL
-from amips.cells import kmeans
-from amips.nets import Model
 from amips.task import Task
-from amips.vectors import Vectors, open_vectors, row_norms
+from amips.vectors import open_vectors
 
 FULL = (10_000, 31_623, 100_000, 316_228, 1_000_000, 2_000_000)
 STEPS = (0.1, 10**-0.5, 1.0)  # of the keys there are, at the other scales
 LABELLED = 4096  # queries whose labelling is timed
+LINEAR_SHARE = 1 / 3  # of the scale's budget, for each linear router
 METRIC: Metric = "recall@0.1%"
 LEVEL = 0.9
 CLEARLY = 0.01
-BLOCK = 1 << 14
 ORIGINAL, DROP_IN, ROUTED, LINEAR = "centroid", "KeyNet XS, drop-in", "KeyNet XS", "linear"
 WAYS = {ORIGINAL: "x", DROP_IN: "mapped (drop-in)", ROUTED: "routed by KeyNet XS", LINEAR: "routed linearly"}
 PAPER = (
     "The paper (BioASQ, 15M keys; figures, no table): mapped queries dominate in the middle of the budgets "
-    "as they do with fewer keys, and the gap to the original query does not collapse; recall curves lie lower."
+    "as they do with fewer keys, and the gap to the original query does not collapse; recall curves lie "
+    "lower."
 )
 
 
@@ -69,47 +66,6 @@ def ladder(scale: str, n: int) -> list[int]:
     return list(FULL) if scale == "full" else sorted({max(2, round(step * n)) for step in STEPS})
 
 
-def generated(lab: Lab, n: int) -> Path:
-    """A data directory of n keys: the lab's own, and mixtures of two keys of one cell; the same queries.
-
-    A mixture w a + (1 - w) b, w uniform, gets the norm w ||a|| + (1 - w) ||b||: it lies among the keys, where
-    the queries look for them. Noise would lie beside them all and never be found.
-    """
-    folder = lab.work / f"generated-{n}"
-    folder.mkdir(exist_ok=True)
-    source, _ = find(lab.data, "queries")
-    if not (folder / source.name).exists():
-        (folder / source.name).symlink_to(source.resolve())
-    if not (folder / "keys.npy").exists():
-        partial = folder / "partial.npy"
-        _write_generated(partial, lab.keys, n, lab.seed)
-        partial.rename(folder / "keys.npy")
-    return folder
-
-
-def _write_generated(path: Path, keys: Vectors, n: int, seed: int) -> None:
-    cells = kmeans(keys, max(1, round(keys.n**0.5)), seed=seed)
-    members = np.argsort(cells.assignment, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(cells.sizes)])
-    rng = np.random.default_rng([seed, 7])
-    out = open_memmap(path, "w+", np.float32, (n, keys.d))
-    for low, block in keys.blocks():
-        out[low : low + len(block)] = block
-    for low in range(keys.n, n, BLOCK):
-        count = min(BLOCK, n - low)
-        first = rng.integers(keys.n, size=count)
-        cell = cells.assignment[first]
-        second = members[starts[cell] + rng.integers(cells.sizes[cell])]
-        weight = rng.random((count, 1), np.float32)
-        a, b = keys.take(first), keys.take(second)
-        mixed = weight * a + (1 - weight) * b
-        norms = weight[:, 0] * row_norms(a) + (1 - weight[:, 0]) * row_norms(b)
-        own = row_norms(mixed)
-        mixed *= (norms / np.where(own > 0, own, 1))[:, None]
-        out[low : low + count] = mixed
-    out.flush()
-
-
 @dataclass(frozen=True)
 class Step:
     """What was made of n keys."""
@@ -117,7 +73,7 @@ class Step:
     n: int
     task: Task
     network: Trained
-    linear: Model
+    linear: list[int]  # samples of the linear routers
     families: dict[str, Family]
     index_memory: int | None
 
@@ -154,12 +110,12 @@ def run(lab: Lab) -> Summary:
         ],
         method=[
             f"Labelling: exact top 10 of {values['labelled']:,} queries, the numbers of keys in turns, "
-            f"median of {lab.scale.rounds}. Training: KeyNet XS (1 % of n d parameters, so it grows with n) for "
-            f"{lab.scale.budget} at every n; seconds a million samples, evaluation included.",
+            f"median of {lab.scale.rounds}. Training: KeyNet XS (1 % of n d parameters, so it grows with n) "
+            f"for {lab.scale.budget} at every n; seconds a million samples, evaluation included.",
             "Search: with x over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; mapped, routed by KeyNet XS "
-            "and by a linear router (half the budget) on one of 4 sqrt(n). Equal cost: the FLOPs at which x "
-            f"reaches {METRIC} = {LEVEL:.2f}. FLOPs only; the bench has times.",
-            "Memory: by how much the process grew at most while labelling, and while the index of 4 sqrt(n) "
+            "and by linear routers (a third of the budget each) over those of 4 and 10 sqrt(n). Equal "
+            f"cost: the FLOPs at which x reaches {METRIC} = {LEVEL:.2f}. FLOPs only; the bench has times.",
+            "Memory: by how much the process grew at most while labelling, and while an index of 4 sqrt(n) "
             "cells was built and opened; of a network, its weights. A fit of few points is a description of "
             "these, not a law.",
         ],
@@ -172,20 +128,24 @@ def run(lab: Lab) -> Summary:
 def _measure(lab: Lab, n: int, folder: str) -> Step:
     task = lab.mapping_task()
     network = trained(lab, task, "KeyNet", "XS")
-    bench = bench_of(lab, task, folder)
-    (count,) = counts(task.n)
-    index_memory = peak_memory(lambda: bench.open(System(cells=count)))
-    split = task.with_cells(bench.cells(count))
-    linear = lab.linear(split)
-    directory, router = str(network.directory), str(lab.run_directory(f"linear-{count}", split))
-    systems = [
-        *(System(cells=c) for c in sorted({*sweep(task.n), count})),
-        System(cells=count, router=directory, route="drop-in", label="KeyNet XS"),
-        System(cells=count, router=directory, label="KeyNet XS"),
-        System(cells=count, router=router, label=LINEAR),
-    ]
-    tested, _ = run_systems(lab, split, folder, systems, None, times=False)
-    return Step(n, task, network, linear, {family.name: family for family in tested}, index_memory)
+    bench, directory = bench_of(lab, task, folder), str(network.directory)
+    *others, smaller, larger = sweep(task.n)
+    index_memory = peak_memory(lambda: bench.open(System(cells=smaller)))
+    _, runs = run_systems(lab, task, folder, [System(cells=count) for count in others], None, times=False)
+    linear = []
+    for count in (smaller, larger):
+        split = task.with_cells(bench.cells(count))
+        linear.append(int(lab.linear(split, LINEAR_SHARE).about["samples"]))
+        router = str(lab.run_directory(f"linear-{count}", split))
+        systems = [
+            System(cells=count),
+            System(cells=count, router=directory, route="drop-in", label="KeyNet XS"),
+            System(cells=count, router=directory, label="KeyNet XS"),
+            System(cells=count, router=router, label=LINEAR),
+        ]
+        runs += run_systems(lab, split, folder, systems, None, times=False)[1]
+    families = {family.name: family for family in on_test(runs, task)}
+    return Step(n, task, network, linear, families, index_memory)
 
 
 def _labelling(steps: list[Step], rounds: int) -> tuple[list[float], list[int | None], int]:
@@ -216,7 +176,7 @@ def figures(
                 "labelling memory": grown,
                 "training seconds": 1e6 * float(about["seconds"]) / step.network.samples,
                 "samples": step.network.samples,
-                "linear samples": int(step.linear.about["samples"]),
+                "linear samples": step.linear,
                 "erel": step.network.mean("erel"),
                 "mrr": step.network.mean("mrr"),
                 "network bytes": 4 * step.network.model.architecture.parameters,
@@ -271,7 +231,7 @@ def _growth_table(values: dict[str, Any]) -> Table:
         off = "-" if found is None else f"{found['off']:.0%}"
         rows.append([what, exponent, off, _number(pick(last))])
     head = ["what", "grows as n to the power", "points off the fit by at most", f"at n = {last['n']:,}"]
-    note = "- where fewer than two numbers of keys gave a value: not reached, or not measured."
+    note = "A dash where fewer than two numbers of keys gave a value: not reached, or not measured."
     return Table("Growth", head, rows, note)
 
 
@@ -344,6 +304,10 @@ def _chart(values: dict[str, Any]) -> Chart:
     return Chart("scaling", "Growth with the number of keys", panels, "Straight lines are powers of n.")
 
 
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} times fewer" if ratio >= 1 else f"{1 / ratio:.2f} times more"
+
+
 def _verdict(values: dict[str, Any], of_text: bool) -> list[str]:
     rows, grows = values["rows"], values["growth"]
     first, last = rows[0], rows[-1]
@@ -371,8 +335,8 @@ def _verdict(values: dict[str, Any], of_text: bool) -> list[str]:
             if abs(after / before - 1) <= SMALL:
                 trend = "stays about the same"
             said.append(
-                f"Against x, {WAYS[name]} needs {before:.2f} times fewer FLOPs at {first['n']:,} keys and "
-                f"{after:.2f} times fewer at {last['n']:,} (below 1: more): with n the advantage {trend}."
+                f"Against x, {WAYS[name]} needs {_times(before)} FLOPs at {first['n']:,} keys and "
+                f"{_times(after)} at {last['n']:,}: with n, what it is worth {trend}."
             )
     leads = [(row["n"], row["lead"][DROP_IN]) for row in rows]
     known = [(n, value) for n, value in leads if value is not None]

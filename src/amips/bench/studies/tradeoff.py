@@ -88,9 +88,10 @@ def _verdict(found: list[Trained], ordered: tuple[str, ...]) -> list[str]:
             there = pairs([one for one in found if one.kind == kind], by)
             wins = {metric: counted(there, metric, bootstrap) for metric in METRICS}
             parts = [f"{METRICS[m]} in {won} (surely in {sure})" for m, (won, sure) in wins.items()]
-            least = min(won for won, _ in wins.values())
-            most = max(won for won, _ in wins.values())
-            held = least == len(there) if by == "size" else 2 * most < len(there)
+            # Surely every larger one, for the first claim; for the second, most of the shallower ones.
+            held = all(
+                sure == len(there) if by == "size" else 2 * won < len(there) for won, sure in wins.values()
+            )
             said.append(
                 f"{kind}: of {len(there)} pairs that differ in {by} alone, the {larger} one has "
                 f"{' and '.join(parts)}: {compared(held, claim)}."
