@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from amips import exact
-from amips.bench.derive import Family, Measured, within
+from amips.bench.derive import Family, Measured, cost_at, within
 from amips.bench.machine import peak_memory
 from amips.bench.store import Run
 from amips.bench.studies import encoders, generated, scaling, searching, study
 from amips.bench.studies.lab import SCALES, Lab, find
 from amips.bench.summary import load_summary
 from amips.bench.systems import System, sweep
+from amips.cells import kmeans
 from amips.cli import main
 from amips.errors import AmipsError
 from amips.learn import evaluate, loop
@@ -81,9 +82,7 @@ def family(name, role, points):
 
 def test_recall_at_a_cost_is_read_off_the_front():
     one = family("a", "baseline", [(0.2, 100), (0.1, 150), (0.6, 300)])
-    assert searching.recall_at(one, "flops", "recall@1", 200) == pytest.approx(
-        0.4
-    )  # the dominated one is out
+    assert searching.recall_at(one, "flops", "recall@1", 200) == pytest.approx(0.4)
     assert searching.recall_at(one, "flops", "recall@1", 900) == pytest.approx(0.6)
     assert math.isnan(searching.recall_at(one, "flops", "recall@1", 99))
     assert searching.none_if_nan(math.nan) is None
@@ -139,12 +138,11 @@ def test_generated_keys_lie_among_those_of_their_cell(place, tmp_path):
     np.testing.assert_array_equal(keys[:600], own)
     made = keys[600:]
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, atol=1e-5)
-    # In the plane of two keys, between them: the best fit by two keys is exact, with weights above 0.
     nearest = (made @ own.T).max(axis=1)
     drawn = np.random.default_rng(0).standard_normal(made.shape)
     drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
     assert nearest.mean() > (drawn @ own.T).max(axis=1).mean() + 0.1
-    assert nearest.max() < 1 - 1e-7 or (nearest > 1 - 1e-6).mean() < 0.1  # few are copies
+    assert len(np.unique(keys, axis=0)) == 1500  # no copies
     # The queries are the lab's, and find the generated keys too: about as often as there are of them.
     queries = np.load(find(folder, "queries")[0])
     np.testing.assert_array_equal(queries, np.load(place / "first" / "queries.npy"))
@@ -155,18 +153,21 @@ def test_generated_keys_lie_among_those_of_their_cell(place, tmp_path):
     np.testing.assert_array_equal(np.load(again / "keys.npy"), keys)
 
 
-def test_a_mixture_is_of_two_keys_of_one_cell(place, tmp_path):
-    """With one cell a key, a mixture of a key with itself is that key."""
-    lab = Lab(place / "first", replace(SCALES["smoke"], keys=9, queries=50, held=10), tmp_path / "out")
-    made = np.load(generated.generated(lab, 40) / "keys.npy")[9:]
+def test_a_mixture_lies_between_two_keys_of_one_cell(place, tmp_path):
+    """Fitted by two keys of one cell alone, it is met exactly, with weights that are not below 0."""
+    lab = Lab(place / "first", replace(SCALES["smoke"], keys=16, queries=50, held=10), tmp_path / "out")
+    made = np.load(generated.generated(lab, 40) / "keys.npy")[16:]
     own = lab.keys.load().astype(np.float64)
+    cell = kmeans(lab.keys, 4, seed=0).assignment
+    pairs = [[i, j] for i in range(16) for j in range(i, 16) if cell[i] == cell[j]]
+    assert 16 < len(pairs) < 100
     for row in made.astype(np.float64):
         errors = []
-        for i in range(9):
-            for j in range(i, 9):
-                weights, *_ = np.linalg.lstsq(own[[i, j]].T, row, rcond=None)
-                errors.append((np.abs(own[[i, j]].T @ weights - row).max(), min(weights)))
-        assert min(error for error, least in errors if least > -1e-6) < 1e-5
+        for pair in pairs:
+            weights, *_ = np.linalg.lstsq(own[pair].T, row, rcond=None)
+            if min(weights) > -1e-6:
+                errors.append(np.abs(own[pair].T @ weights - row).max())
+        assert min(errors) < 1e-5
 
 
 def test_the_peak_of_memory_is_seen_and_errors_are_not_hidden():
@@ -247,25 +248,11 @@ def test_texts_beside_vectors_are_not_data(tmp_path):
     assert find(tmp_path, "keys") == (tmp_path / "keys.npy", False)
 
 
+@pytest.mark.slow
 def test_texts_are_encoded_and_compared(tmp_path, monkeypatch, capfd):
     """`--encoder wordllama` where the data hold texts; a stand-in for the encoder's vectors as the data."""
     pytest.importorskip("wordllama", reason="the static encoder: pip install 'amips[text]'")
-    words = [
-        "index",
-        "query",
-        "cell",
-        "key",
-        "route",
-        "scan",
-        "recall",
-        "probe",
-        "vector",
-        "graph",
-        "score",
-        "norm",
-        "noise",
-        "split",
-    ]
+    words = ["index", "query", "cell", "key", "route", "scan", "recall", "probe", "graph", "score", "noise"]
     rng = np.random.default_rng(0)
     data = save(tmp_path / "data", *make_world(150, 400, 8, seed=1))
     for side, count in (("keys", 150), ("queries", 400)):
@@ -298,6 +285,7 @@ def test_texts_are_encoded_and_compared(tmp_path, monkeypatch, capfd):
 # one run of each
 
 
+@pytest.mark.slow
 def test_encoders(place, tmp_path):
     lab = Lab(place / "first", "smoke", place / "out", also=[place / "second"])
     summary = checked(encoders.run(lab), place, tmp_path)
@@ -335,6 +323,7 @@ def test_encoders(place, tmp_path):
     assert files(place, "out") == before  # nothing trained, labelled or searched again
 
 
+@pytest.mark.slow
 def test_scaling(place, tmp_path, monkeypatch):
     lab = Lab(place / "first", "smoke", place / "out")
     summary = checked(scaling.run(lab), place, tmp_path)
@@ -365,9 +354,8 @@ def test_scaling(place, tmp_path, monkeypatch):
                 rank, scan = stored["rank"][held:], stored["scan"][held:]
             recall = ((rank > 0) & (rank <= within(n)[1])).mean()
             points.append((float(recall), float(about["coarse"] + scan.mean())))
-        below = max(cost for recall, cost in points if recall >= 0.9)
-        cheapest = min(cost for recall, cost in points if recall >= 0.9)
-        assert row["flops"]["centroid"] <= cheapest + 1e-6 <= below + 1e-6
+        recalls, costs = np.array(points).T
+        assert row["flops"]["centroid"] == pytest.approx(cost_at(costs, recalls, 0.9))
         assert row["labelling seconds"] > 0
     # The same queries, whatever the number of keys; keys of the data.
     first = np.load(place / "out" / "scaling" / "n-60" / "work" / "queries.npy")
@@ -389,6 +377,7 @@ def test_scaling(place, tmp_path, monkeypatch):
         }
 
 
+@pytest.mark.slow
 def test_scaling_beyond_the_data_generates_keys(place, tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "ladder", lambda scale, n: [200, 900])
     lab = Lab(place / "first", "smoke", tmp_path / "out")
@@ -399,4 +388,4 @@ def test_scaling_beyond_the_data_generates_keys(place, tmp_path, monkeypatch):
     keys = np.load(tmp_path / "out" / "scaling" / "n-900" / "work" / "keys.npy")
     assert keys.shape == (900, 16)
     stored = {row.tobytes() for row in np.load(place / "first" / "keys.npy")}
-    assert sum(row.tobytes() in stored for row in keys) == pytest.approx(600, abs=2)
+    assert sum(row.tobytes() in stored for row in keys) == 600

@@ -33,7 +33,9 @@ def generated(lab: Lab, n: int) -> Path:
 def _write_generated(path: Path, keys: Vectors, n: int, seed: int) -> None:
     cells = kmeans(keys, max(1, round(keys.n**0.5)), seed=seed)
     members = np.argsort(cells.assignment, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(cells.sizes)])
+    starts, sizes = np.concatenate([[0], np.cumsum(cells.sizes)]), cells.sizes
+    place = np.empty(keys.n, np.int64)  # of each key among those of its cell
+    place[members] = np.arange(keys.n) - starts[cells.assignment[members]]
     rng = np.random.default_rng([seed, 7])
     out = open_memmap(path, "w+", np.float32, (n, keys.d))
     for low, block in keys.blocks():
@@ -42,7 +44,9 @@ def _write_generated(path: Path, keys: Vectors, n: int, seed: int) -> None:
         count = min(BLOCK, n - low)
         first = rng.integers(keys.n, size=count)
         cell = cells.assignment[first]
-        second = members[starts[cell] + rng.integers(cells.sizes[cell])]
+        # Another key of the cell, unless there is none.
+        step = 1 + rng.integers(np.maximum(1, sizes[cell] - 1))
+        second = members[starts[cell] + (place[first] + step) % sizes[cell]]
         weight = rng.random((count, 1), np.float32)
         a, b = keys.take(first), keys.take(second)
         mixed = weight * a + (1 - weight) * b
