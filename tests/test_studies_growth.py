@@ -194,6 +194,7 @@ def rows(flops, leads):
                 "network bytes": n,
                 "index memory": n,
                 "flops": dict(zip(scaling.WAYS, costs, strict=True)),
+                "scanned": dict.fromkeys(scaling.WAYS),
                 "lead": {scaling.DROP_IN: lead},
             }
         )

@@ -101,15 +101,17 @@ def _chart(found: dict[int, Trained]) -> Chart:
 
 
 def _verdict(found: dict[int, Trained]) -> list[str]:
-    bootstrap = draws(found[HORIZONS[0]].task)
+    first, last = HORIZONS[0], HORIZONS[-1]
+    bootstrap = draws(found[first].task)
     losses = [_loss(one) for one in found.values()]
     falling = all(later < earlier for earlier, later in pairwise(losses))
     said = [
         f"The training loss at the end is {', '.join(f'{loss:.4f}' for loss in losses)} after "
         f"{', '.join(map(str, HORIZONS))} units: {compared(falling, 'longer runs reach lower losses')}."
     ]
+    samples = found[first].samples / 1e6
+    said.append(f"A unit is {samples:.3g} million samples here and a billion in the paper.")
     ratios = {horizon: math.exp(one.mean("erel")) for horizon, one in found.items()}
-    first, last = HORIZONS[0], HORIZONS[-1]
     early, late = ratios[first] - ratios[KNEE], ratios[KNEE] - ratios[last]
     moved = difference(found[last], found[KNEE], "erel", bootstrap)
     said.append(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from amips import exact
-from amips.bench.derive import Family, Metric, on_test
+from amips.bench.derive import Axis, Family, Metric, on_test
 from amips.bench.machine import describe, in_turns, peak_memory
 from amips.bench.studies.generated import generated
 from amips.bench.studies.lab import Lab
@@ -77,9 +77,9 @@ class Step:
     families: dict[str, Family]
     index_memory: int | None
 
-    def flops_at_level(self, name: str) -> float:
-        """FLOPs at the recall that is told; nan if it is not reached."""
-        return self.families[name].cost_at("flops", METRIC, LEVEL)
+    def cost_at_level(self, name: str, axis: Axis = "flops") -> float:
+        """What the recall that is told costs; nan if it is not reached."""
+        return self.families[name].cost_at(axis, METRIC, LEVEL)
 
 
 def run(lab: Lab) -> Summary:
@@ -114,7 +114,7 @@ def run(lab: Lab) -> Summary:
             f"for {lab.scale.budget} at every n; seconds a million samples, evaluation included.",
             "Search: with x over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; mapped, routed by KeyNet XS "
             "and by linear routers (a third of the budget each) over those of 4 and 10 sqrt(n). Equal "
-            f"cost: the FLOPs at which x reaches {METRIC} = {LEVEL:.2f}. FLOPs only; the bench has times.",
+            f"cost: the FLOPs at which x reaches {METRIC} = {LEVEL:.2f}. The bench has times.",
             "Memory: by how much the process grew at most while labelling, and while an index of 4 sqrt(n) "
             "cells was built and opened; of a network, its weights. A fit of few points is a description of "
             "these, not a law.",
@@ -168,7 +168,7 @@ def figures(
     rows: list[dict[str, Any]] = []
     for step, taken, grown in zip(steps, seconds, memory, strict=True):
         about, base = step.network.model.about, step.families[ORIGINAL]
-        cost = step.flops_at_level(ORIGINAL)
+        cost = step.cost_at_level(ORIGINAL)
         rows.append(
             {
                 "n": step.n,
@@ -181,7 +181,8 @@ def figures(
                 "mrr": step.network.mean("mrr"),
                 "network bytes": 4 * step.network.model.architecture.parameters,
                 "index memory": step.index_memory,
-                "flops": {name: none_if_nan(step.flops_at_level(name)) for name in WAYS},
+                "flops": {name: none_if_nan(step.cost_at_level(name)) for name in WAYS},
+                "scanned": {name: none_if_nan(step.cost_at_level(name, "scanned")) for name in WAYS},
                 "recall": {
                     name: none_if_nan(recall_at(step.families[name], "flops", METRIC, cost)) for name in WAYS
                 },
@@ -209,6 +210,10 @@ MEASURES: dict[str, Any] = {
     "index, memory": lambda row: row["index memory"],
     **{
         f"FLOPs at {METRIC} = {LEVEL}, {way}": (lambda row, name=name: row["flops"][name])
+        for name, way in WAYS.items()
+    },
+    **{
+        f"keys scanned at {METRIC} = {LEVEL}, {way}": (lambda row, name=name: row["scanned"][name])
         for name, way in WAYS.items()
     },
 }

@@ -76,10 +76,12 @@ def _verdict(found: list[Trained], ordered: tuple[str, ...]) -> list[str]:
         "mrr": max(found, key=lambda one: one.model.about["val"]["mrr"]),
     }
     said = [
-        f"Of {len(found)} networks ({in_millions(found)}), {best['erel'].name} has the lowest erel on val "
+        f"Of {len(found)} networks, {best['erel'].name} has the lowest erel on val "
         f"({best['erel'].mean('erel'):.3f} on test, MRR {best['erel'].mean('mrr'):.3f}), {best['mrr'].name} "
         f"the highest MRR ({best['mrr'].mean('mrr'):.3f} on test, erel {best['mrr'].mean('erel'):.3f})."
     ]
+    given = [f"{kind}s {in_millions([one for one in found if one.kind == kind])}" for kind in KINDS]
+    said.append(f"The same budget gave {' and '.join(given)}.")
     for by, larger, claim in (
         ("size", "larger", "a larger network improves both metrics"),
         ("depth", "deeper", "shallower networks mostly do better"),
