@@ -279,7 +279,8 @@ def _chart(values: dict[str, Any]) -> Chart:
     def line(name: str, what: str, unit: float = 1.0) -> Series:
         found = [MEASURES[what](row) for row in values["rows"]]
         known = [(n, unit * value) for n, value in zip(ns, found, strict=True) if value is not None]
-        return Series(name, [n for n, _ in known], [value for _, value in known])
+        group: Any = "baseline" if name == WAYS[ORIGINAL] else "contender"
+        return Series(name, [n for n, _ in known], [value for _, value in known], group=group)
 
     labelled = f"labelling {values['labelled']:,} queries"
     lines = [
@@ -299,13 +300,13 @@ def _chart(values: dict[str, Any]) -> Chart:
         (
             "memory",
             "MB",
-            [
-                line(name, f"{name}", 1e-6)
-                for name in ("labelling, memory", "index, memory", "network, bytes")
-            ],
+            [line(name, name, 1e-6) for name in ("labelling, memory", "index, memory", "network, bytes")],
         ),
     ]
-    panels = [Panel(title, "keys", label, series, log_x=True, log_y=True) for title, label, series in lines]
+    panels = [
+        Panel(title, "keys", label, [one for one in series if one.x], log_x=True, log_y=True)
+        for title, label, series in lines
+    ]
     return Chart("scaling", "Growth with the number of keys", panels, "Straight lines are powers of n.")
 
 
