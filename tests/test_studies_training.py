@@ -202,6 +202,10 @@ def test_tradeoff_says_what_was_not_reproduced():
     assert said[3].startswith(
         "KeyNet: of 2 pairs that differ in depth alone, the deeper one has the lower erel"
     )
+    # Near the query itself everything is found, but farther from the key.
+    near = trained("SupportNet", "XS", 2, [0.7] * 9, [0.9] * 9)
+    far = [trained(kind, size, 2, [-0.1] * 9, [0.1] * 9) for kind in mappers.KINDS for size in ("XS", "S")]
+    assert "SupportNet XS, L = 2 predicts points farther" in tradeoff._verdict([near, *far], ("XS", "S"))[1]
     *_, small, large = world({"XS": -0.01, "S": 0.01}, {"XS": -0.01, "S": 0.01})
     assert "not reproduced (the paper: the higher erel and the higher MRR at small sizes)" in small
     assert "the lower erel at 0 of 2 depths and the higher MRR at 2 of 2 depths" in large
@@ -383,6 +387,9 @@ def test_horizon(lab, tmp_path):
     found = summary.values["networks"]
     samples = [found[str(units)]["samples"] for units in horizon.HORIZONS]
     assert [count / samples[0] for count in samples] == [1, 3, 5, 7]
+    # Evaluated as often in proportion: at small they count as training time.
+    steps = [len(found[str(units)]["curve"]["samples"]) for units in horizon.HORIZONS]
+    assert steps == [4, 12, 20, 28]
     final = [found[str(units)]["curve"]["loss"][-1] for units in horizon.HORIZONS]
     assert all(later < earlier for earlier, later in pairwise(final))  # so few samples: each more helps
     assert summary.verdict[0].endswith("as in the paper (longer runs reach lower losses).")

@@ -8,6 +8,7 @@ import numpy as np
 from amips.bench.machine import describe
 from amips.bench.studies.lab import Lab
 from amips.bench.studies.mappers import (
+    EVALUATIONS,
     ONE_SEED,
     Trained,
     compared,
@@ -49,8 +50,8 @@ def run(lab: Lab) -> Summary:
         ],
         method=[
             f"KeyNet, c = 1, each trained for {lab.scale.budget} (recipe {lab.scale.recipe!r}), in which the "
-            "rate falls to 0. Curves are of the averaged weights on val, ten evaluations a run; the end is "
-            "told on test. erel is the mean log ratio of squared distances, the paper's formula.",
+            f"rate falls to 0. Curves are of the averaged weights on val, {EVALUATIONS} evaluations a run; "
+            "the end is told on test. erel is the mean log ratio of squared distances, the paper's formula.",
             "At equal samples the errors are read off the curves on val; the rate of a run that went on from "
             "there was still high, which speaks against it.",
             ONE_SEED,

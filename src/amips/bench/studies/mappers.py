@@ -29,6 +29,7 @@ Doubles = NDArray[np.float64]
 
 KINDS = {"KeyNet": KeyNet, "SupportNet": SupportNet}
 BLOCK_FLOATS = 1 << 22
+EVALUATIONS = 10  # in a run of the scale's budget
 LOWER_IS_BETTER = ("erel", "score", "key")
 # Errors of networks that were trained with one seed: what is sure is so for these networks.
 ONE_SEED = (
@@ -149,7 +150,9 @@ def trained(
     depth = base_depth(lab) if depth is None else depth
     parts = [kind, size, *([str(depth)] if depth != base_depth(lab) else []), *([tag] if tag else [])]
     name = "-".join(parts).lower()
-    model = lab.model(task, KINDS[kind](size=size, depth=depth), name, recipe, share)
+    # As many evaluations a minute whatever the share, because they count as training time.
+    evaluations = max(1, round(EVALUATIONS * share))
+    model = lab.model(task, KINDS[kind](size=size, depth=depth), name, recipe, share, evaluations)
     return Trained(kind, size, depth, task, lab.run_directory(name, task), model)
 
 

@@ -130,6 +130,7 @@ def _measure(lab: Lab, n: int, folder: str) -> Step:
     network = trained(lab, task, "KeyNet", "XS")
     bench, directory = bench_of(lab, task, folder), str(network.directory)
     *others, smaller, larger = sweep(task.n)
+    bench.cells(smaller)  # k-means is not the index
     index_memory = peak_memory(lambda: bench.open(System(cells=smaller)))
     _, runs = run_systems(lab, task, folder, [System(cells=count) for count in others], None, times=False)
     linear = []

@@ -80,6 +80,11 @@ def _verdict(found: list[Trained], ordered: tuple[str, ...]) -> list[str]:
         f"({best['erel'].mean('erel'):.3f} on test, MRR {best['erel'].mean('mrr'):.3f}), {best['mrr'].name} "
         f"the highest MRR ({best['mrr'].mean('mrr'):.3f} on test, erel {best['mrr'].mean('erel'):.3f})."
     ]
+    if best["mrr"].mean("erel") > 0:
+        said.append(
+            f"{best['mrr'].name} predicts points farther from the top key than the query is: its MRR is that "
+            "of an answer near the query itself."
+        )
     given = [f"{kind}s {in_millions([one for one in found if one.kind == kind])}" for kind in KINDS]
     said.append(f"The same budget gave {' and '.join(given)}.")
     for by, larger, claim in (
