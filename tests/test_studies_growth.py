@@ -21,6 +21,7 @@ from amips.bench.systems import System, sweep
 from amips.cells import kmeans
 from amips.cli import main
 from amips.errors import AmipsError
+from amips.index import FaissIVF
 from amips.learn import evaluate, loop
 from amips.nets import load_model
 from conftest import make_world
@@ -192,7 +193,7 @@ def rows(flops, leads):
                 "labelling memory": None,
                 "training seconds": n**0.5,
                 "network bytes": n,
-                "index memory": n,
+                "index bytes": n,
                 "flops": dict(zip(scaling.WAYS, costs, strict=True)),
                 "scanned": dict.fromkeys(scaling.WAYS),
                 "lead": {scaling.DROP_IN: lead},
@@ -344,6 +345,9 @@ def test_scaling(place, tmp_path, monkeypatch):
         metrics = evaluate(model, task, task.test)
         assert (row["erel"], row["mrr"]) == pytest.approx((metrics["erel"], metrics["mrr"]), rel=1e-5)
         assert row["network bytes"] == sum(weight.nbytes for weight in model.weights.values())
+        index = FaissIVF.build(own.keys, np.zeros(n, np.int32), own.keys.load()[:1], "flat").index
+        listed = n * (index.code_size + np.dtype(np.int64).itemsize)
+        assert row["index bytes"] == listed + 4 * 16 * sweep(n)[-1]
         assert row["training seconds"] == pytest.approx(1e6 * model.about["seconds"] / 4096)
         assert row["recall"]["centroid"] == pytest.approx(0.9) or row["flops"]["centroid"] is None
         # FLOPs at the level once more: between the two nearest points of the raw runs' front.

@@ -75,7 +75,7 @@ class Step:
     network: Trained
     linear: list[int]  # samples of the linear routers
     families: dict[str, Family]
-    index_memory: int | None
+    cells: int  # of the larger index
 
     def cost_at_level(self, name: str, axis: Axis = "flops") -> float:
         """What the recall that is told costs; nan if it is not reached."""
@@ -115,9 +115,9 @@ def run(lab: Lab) -> Summary:
             "Search: with x over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; mapped, routed by KeyNet XS "
             "and by linear routers (a third of the budget each) over those of 4 and 10 sqrt(n). Equal "
             f"cost: the FLOPs at which x reaches {METRIC} = {LEVEL:.2f}. The bench has times.",
-            "Memory: by how much the process grew at most while labelling, and while an index of 4 sqrt(n) "
-            "cells was built and opened; of a network, its weights. A fit of few points is a description of "
-            "these, not a law.",
+            "Memory: by how much the process grew at most while labelling; of the index with 10 sqrt(n) "
+            "cells and of the network, the bytes of their arrays. A fit of few points is a description of these, "
+            "not a law.",
         ],
         command=f"amips study scaling --data DATA --scale {lab.scale.name} --out OUT",
         machine=describe(),
@@ -130,8 +130,6 @@ def _measure(lab: Lab, n: int, folder: str) -> Step:
     network = trained(lab, task, "KeyNet", "XS")
     bench, directory = bench_of(lab, task, folder), str(network.directory)
     *others, smaller, larger = sweep(task.n)
-    bench.cells(smaller)  # k-means is not the index
-    index_memory = peak_memory(lambda: bench.open(System(cells=smaller)))
     _, runs = run_systems(lab, task, folder, [System(cells=count) for count in others], None, times=False)
     linear = []
     for count in (smaller, larger):
@@ -146,7 +144,7 @@ def _measure(lab: Lab, n: int, folder: str) -> Step:
         ]
         runs += run_systems(lab, split, folder, systems, None, times=False)[1]
     families = {family.name: family for family in on_test(runs, task)}
-    return Step(n, task, network, linear, families, index_memory)
+    return Step(n, task, network, linear, families, larger)
 
 
 def _labelling(steps: list[Step], rounds: int) -> tuple[list[float], list[int | None], int]:
@@ -157,8 +155,8 @@ def _labelling(steps: list[Step], rounds: int) -> tuple[list[float], list[int | 
         keys = open_vectors(step.task.path / "keys.npy")
         return lambda: exact.top_k(keys, x, 10)
 
-    memory = [peak_memory(work(step)) for step in steps]
     times = in_turns([{str(step.n): work(step) for step in steps}], rounds)
+    memory = [peak_memory(work(step)) for step in steps]  # warm: what is loaded once is not of any n
     return [median(times[str(step.n)]) for step in steps], memory, len(x)
 
 
@@ -181,7 +179,8 @@ def figures(
                 "erel": step.network.mean("erel"),
                 "mrr": step.network.mean("mrr"),
                 "network bytes": 4 * step.network.model.architecture.parameters,
-                "index memory": step.index_memory,
+                # Keys and an id of 8 bytes for each, and centroids.
+                "index bytes": step.n * (4 * step.task.d + 8) + 4 * step.cells * step.task.d,
                 "flops": {name: none_if_nan(step.cost_at_level(name)) for name in WAYS},
                 "scanned": {name: none_if_nan(step.cost_at_level(name, "scanned")) for name in WAYS},
                 "recall": {
@@ -208,7 +207,7 @@ MEASURES: dict[str, Any] = {
     "labelling, memory": lambda row: row["labelling memory"],
     "training, seconds a million samples": lambda row: row["training seconds"],
     "network, bytes": lambda row: row["network bytes"],
-    "index, memory": lambda row: row["index memory"],
+    "index, bytes": lambda row: row["index bytes"],
     **{
         f"FLOPs at {METRIC} = {LEVEL}, {way}": (lambda row, name=name: row["flops"][name])
         for name, way in WAYS.items()
@@ -256,7 +255,7 @@ def _table(values: dict[str, Any]) -> Table:
                 _number(None if (cost := row["flops"][ORIGINAL]) is None else cost / row["full scan"], ".2%"),
                 " / ".join(found),
                 _number(row["lead"][DROP_IN], "+.3f"),
-                f"{_megabytes(row['index memory'])} and {_megabytes(row['network bytes'])}",
+                f"{_megabytes(row['index bytes'])} and {_megabytes(row['network bytes'])}",
             ]
         )
     head = [
@@ -301,7 +300,7 @@ def _chart(values: dict[str, Any]) -> Chart:
         (
             "memory",
             "MB",
-            [line(name, name, 1e-6) for name in ("labelling, memory", "index, memory", "network, bytes")],
+            [line(name, name, 1e-6) for name in ("labelling, memory", "index, bytes", "network, bytes")],
         ),
     ]
     panels = [
@@ -326,7 +325,7 @@ def _verdict(values: dict[str, Any], of_text: bool) -> list[str]:
         f"From {first['n']:,} to {last['n']:,} keys{'' if of_text else ' (generated ones among them)'}, "
         f"labelling a query grows as {power('labelling, seconds')}, training KeyNet XS on a sample as "
         f"{power('training, seconds a million samples')}, the memory of the index as "
-        f"{power('index, memory')}."
+        f"{power('index, bytes')}."
     ]
     costs = {name: f"FLOPs at {METRIC} = {LEVEL}, {way}" for name, way in WAYS.items()}
     parts = [
