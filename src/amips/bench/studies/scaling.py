@@ -116,8 +116,8 @@ def run(lab: Lab) -> Summary:
             "and by linear routers (a third of the budget each) over those of 4 and 10 sqrt(n). Equal "
             f"cost: the FLOPs at which x reaches {METRIC} = {LEVEL:.2f}. The bench has times.",
             "Memory: by how much the process grew at most while labelling; of the index with 10 sqrt(n) "
-            "cells and of the network, the bytes of their arrays. A fit of few points is a description of these, "
-            "not a law.",
+            "cells and of the network, the bytes of their arrays. A fit of few points is a description "
+            "of these, not a law.",
         ],
         command=f"amips study scaling --data DATA --scale {lab.scale.name} --out OUT",
         machine=describe(),
