@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from amips.blas import faiss
 from amips.errors import AmipsError, BundleError
-from amips.index.running import Running, best_first
+from amips.index.running import Running, best_first, score_candidates
 from amips.vectors import Floats, Vectors
 
 Storage = Literal["flat", "sq8", "pq"]
@@ -188,17 +188,7 @@ class FaissIVF:
 
     def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
         """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
-        width = max(k, candidates.shape[1])
-        scores = np.full((len(x), width), -np.inf, np.float32)
-        step = max(1, REFINE_BYTES // (4 * self.d * candidates.shape[1]))
-        for low in range(0, len(x), step):
-            ids = candidates[low : low + step]
-            rows = self._keys_at(np.maximum(ids, 0))
-            true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
-            scores[low : low + step, : ids.shape[1]] = np.where(ids < 0, -np.inf, true)
-        padded = np.full((len(x), width), -1, np.int64)
-        padded[:, : candidates.shape[1]] = candidates
-        return best_first(scores, padded, k)
+        return score_candidates(self._keys_at, x, candidates, k, REFINE_BYTES)
 
     def _keys_at(self, ids: Ids) -> Floats:
         """Float32 keys by id, [..., d]."""

@@ -1,4 +1,6 @@
-"""Keeping the best keys so far, for queries whose cells are visited in any order."""
+"""Keeping the best keys so far, for queries whose cells are visited in any order, and scoring candidates."""
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,3 +66,23 @@ def best_first(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
     scores, ids = np.take_along_axis(scores, by_id, 1), np.take_along_axis(ids, by_id, 1)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+
+
+def score_candidates(
+    keys_at: Callable[[Ids], Floats], x: Floats, candidates: Ids, k: int, block_bytes: int
+) -> tuple[Floats, Ids]:
+    """True inner products of the candidates [m, r] (-1 skips), and the k best of them, [m, k].
+
+    `keys_at` gives keys by id, [..., d]; `block_bytes` of them at a time.
+    """
+    width = max(k, candidates.shape[1])
+    scores = np.full((len(x), width), -np.inf, np.float32)
+    step = max(1, block_bytes // max(1, 4 * x.shape[1] * candidates.shape[1]))
+    for low in range(0, len(x), step):
+        ids = candidates[low : low + step]
+        rows = keys_at(np.maximum(ids, 0))
+        true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
+        scores[low : low + step, : ids.shape[1]] = np.where(ids < 0, -np.inf, true)
+    padded = np.full((len(x), width), -1, np.int64)
+    padded[:, : candidates.shape[1]] = candidates
+    return best_first(scores, padded, k)
