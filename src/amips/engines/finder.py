@@ -58,7 +58,8 @@ class Finder(ABC):
 
     title: ClassVar[str]  # what people call it
     budget: ClassVar[str]  # what its budget is
-    extra: ClassVar[str | None] = None  # the extra of pip that brings its library
+    needs: ClassVar[tuple[str, ...]] = ()  # its libraries,
+    extra: ClassVar[str | None] = None  # ... and the extra of pip that brings them
     server: ClassVar[str | None] = None  # the environment variable with the address of its server
     celled: ClassVar[bool] = False  # whether its cells can be addressed
     n: int
@@ -101,6 +102,12 @@ class Finder(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @classmethod
+    def require(cls) -> None:
+        """AmipsError unless its libraries are here."""
+        for name in cls.needs:
+            library(cls, name)
 
     @classmethod
     @abstractmethod

@@ -20,6 +20,7 @@ class LanceDB(Finder):
     """Settings: `partitions` of the inverted file."""
 
     title, budget, extra = "LanceDB", "nprobes", "lancedb"
+    needs = ("lancedb", "pyarrow")
 
     def __init__(self, table: Any, n: int, d: int, partitions: int) -> None:
         self.table, self.n, self.d, self.partitions = table, n, d, partitions

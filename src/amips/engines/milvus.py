@@ -26,6 +26,7 @@ class Milvus(Finder):
     """
 
     title, budget, extra, server = "Milvus", "ef", "milvus", "AMIPS_MILVUS"
+    needs = ("pymilvus",)
 
     def __init__(self, client: Any, table: str, n: int, d: int) -> None:
         self.client, self.table, self.n, self.d = client, table, n, d

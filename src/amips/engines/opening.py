@@ -75,6 +75,7 @@ def build(
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise AmipsError(f"{directory} is not an empty directory; choose another for the engine")
     address = _address(finder, address)
+    finder.require()
     directory.mkdir(parents=True, exist_ok=True)
     settings = known | settings
     files = finder.make(Given(table, log, cells, settings, address), directory)
@@ -96,6 +97,7 @@ def load(directory: str | Path, *, address: str | None = None) -> Finder:
         raise AmipsError(
             f"{directory}: a server holds the keys; give its address, or set it in {finder.server}"
         )
+    finder.require()
     return finder.open(directory, manifest["n"], manifest["d"], manifest["settings"], address)
 
 

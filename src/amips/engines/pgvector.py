@@ -36,6 +36,7 @@ class PgVector(Celled):
     """Settings: `links` of each key (m), `construction` (ef_construction), `table`."""
 
     title, budget, extra, server = "pgvector", "ef_search", "pgvector", "AMIPS_PGVECTOR"
+    needs = ("psycopg", "pgvector")
 
     def __init__(self, directory: Path, connection: Any, owned: Any, table: str, n: int, d: int) -> None:
         self.directory, self.connection, self.owned, self.table = directory, connection, owned, table

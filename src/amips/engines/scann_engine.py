@@ -26,6 +26,7 @@ class ScaNN(Finder):
     """
 
     title, budget, extra = "ScaNN", "leaves searched", "scann"
+    needs = ("scann",)
 
     def __init__(self, searcher: Any, n: int, d: int, settings: dict[str, Any]) -> None:
         self.searcher, self.n, self.d, self._settings = searcher, n, d, settings

@@ -44,6 +44,7 @@ class SVS(Finder):
     """
 
     title, budget, extra = "LeanVec (Intel)", "search window", "svs"
+    needs = ("svs",)
 
     def __init__(self, index: Any, keys: Floats) -> None:
         self.index, self.keys = index, keys
@@ -56,15 +57,16 @@ class SVS(Finder):
         return {"dimensions": max(1, d // 2), "degree": 32, "construction": 128}
 
     @classmethod
-    def _svs(cls) -> Any:
+    def require(cls) -> None:
+        """AmipsError unless the library is here and runs on this processor."""
         if importlib.util.find_spec("svs") is not None and not runs_here():
             raise AmipsError("scalable-vs does not run on this processor; take the engine 'leanvec'")
-        return library(cls, "svs")
+        super().require()
 
     @classmethod
     def make(cls, given: Given, directory: Path) -> list[str]:
         """Learn the projections (PCA without queries), build the graph."""
-        svs, o, keys = cls._svs(), given.settings, given.keys.load()
+        svs, o, keys = library(cls, "svs"), given.settings, given.keys.load()
         if not 1 <= o["dimensions"] <= given.keys.d:
             raise AmipsError(f"dimensions={o['dimensions']}: expected 1 to {given.keys.d}")
         np.save(directory / KEYS, keys)
@@ -92,7 +94,7 @@ class SVS(Finder):
     @classmethod
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "SVS":
         """Read the graph; the full keys stay in their file."""
-        svs = cls._svs()
+        svs = library(cls, "svs")
         config, graph, data = (str(directory / folder) for folder in FOLDERS)
         index = svs.Vamana(config, svs.GraphLoader(graph), svs.LeanVecLoader(data), svs.DistanceType.MIP)
         return cls(index, np.load(directory / KEYS, mmap_mode="r"))
