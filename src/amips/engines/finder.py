@@ -62,6 +62,7 @@ class Finder(ABC):
     extra: ClassVar[str | None] = None  # ... and the extra of pip that brings them
     server: ClassVar[str | None] = None  # the environment variable with the address of its server
     celled: ClassVar[bool] = False  # whether its cells can be addressed
+    learns: ClassVar[bool] = False  # whether it learns from queries
     n: int
     d: int
 

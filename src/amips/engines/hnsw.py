@@ -48,7 +48,7 @@ class HNSW(Finder):
         try:
             return cls(faiss.read_index(str(directory / INDEX)))
         except RuntimeError:
-            raise BundleError(f"{directory / INDEX} is damaged; delete {directory}") from None
+            raise BundleError(f"{directory / INDEX} is not a readable FAISS index") from None
 
     def budgets(self) -> list[int]:
         """Candidates kept while walking."""

@@ -62,7 +62,7 @@ def _second_moments(rows: Vectors) -> NDArray[np.float64]:
 class LeanVec(Celled):
     """Settings: `dimensions` r, `refine`: candidates scored in full for each result asked for."""
 
-    title, budget = "LeanVec", "probes"
+    title, budget, learns = "LeanVec", "probes", True
 
     def __init__(
         self, directory: Path, inner: FaissIVF, of_queries: Floats, keys: Floats, refine: int

@@ -44,7 +44,7 @@ class SVS(Finder):
     """
 
     title, budget, extra = "LeanVec (Intel)", "search window", "svs"
-    needs = ("svs",)
+    needs, learns = ("svs",), True
 
     def __init__(self, index: Any, keys: Floats) -> None:
         self.index, self.keys = index, keys
