@@ -321,6 +321,7 @@ def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
     "--models", "--model", type=_directory, multiple=True, help="A run to compare; may be repeated."
 )
 @click.option("--systems", type=_directory, help="A TOML file that names the systems to compare instead.")
+@click.option("--engine", "engines", multiple=True, help="Also hnsw, scann, pgvector, ...; may be repeated.")
 @click.option("--minutes", default=0.5, help="Training time of each linear router.")
 @click.option("--rounds", default=3, help="How often each time is taken.")
 @click.option("--batch", default=1024, help="Queries in the large batch.")

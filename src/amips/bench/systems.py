@@ -55,13 +55,13 @@ class System:
         for name, known in allowed.items():
             if getattr(self, name) not in known:
                 raise AmipsError(f"system: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-        if self.cells < 1 and (self.engine == "ivf" or self.routed):
-            raise AmipsError(f"system: cells={self.cells}: engine {self.engine!r} needs at least 1")
         if self.engine in ENGINES and self.router != CENTROID:
             can = engine_class(self.engine).celled
             if self.route == "drop-in" or (self.route == "cells" and not can):
                 ways = "'drop-in-rescored'" + (" or 'cells'" if can else "")
                 raise AmipsError(f"system: route={self.route!r}: engine {self.engine!r} can have {ways}")
+        if self.cells < 1 and self.routed:
+            raise AmipsError(f"system: cells={self.cells}: engine {self.engine!r} needs at least 1")
         if self.route != "cells" and self.router in (CENTROID, LINEAR):
             raise AmipsError(f"system: route={self.route!r} needs a run whose model predicts one key")
         if self.links < 2:
