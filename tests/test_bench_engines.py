@@ -2,18 +2,22 @@
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from amips import engines
-from amips.bench import bench
+from amips.bench import bench, load_summary
 from amips.bench.derive import on_test
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
+from amips.bench.studies import study
 from amips.bench.systems import System, engine_systems
+from amips.cli import cli
 from amips.engines import scann_engine
 from amips.engines.finder import Finder
 from amips.errors import AmipsError, RunError
 from amips.nets import AffineNet, Net, load_model
 from amips.nets.affine import AffineArchitecture
+from conftest import make_world
 from reference import architecture, random_net
 
 D, N, K = 16, 600, 10
@@ -249,3 +253,50 @@ class TestTelling:
     def test_an_engine_that_there_is_not(self, task, tmp_path):
         with pytest.raises(AmipsError, match="there is no engine 'annoy'; there are hnsw"):
             bench(task, out=tmp_path / "r", engines=["annoy"])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("study")
+    keys, queries = make_world(1200, 1500, 16, seed=7)
+    np.save(place / "keys.npy", keys)
+    np.save(place / "queries.npy", queries)
+    return place
+
+
+class TestCommands:
+    @pytest.mark.parametrize("engine", ["hnsw", "leanvec"])
+    def test_the_study_on_another_engine(self, place, engine):
+        command = ["study", "ivf", "--engine", engine, "--data", str(place), "--scale", "smoke"]
+        done = CliRunner().invoke(cli, [*command, "--out", str(place / "out")])
+        assert done.exit_code == 0, done.output
+        made = load_summary(place / "out" / f"ivf-{engine}")
+        title = System(engine=engine).family
+        assert set(made.values["recall"]) == {
+            title,
+            f"{title}: KeyNet XS, drop-in, scored again",
+            *([f"{title}: KeyNet XS"] if engine == "leanvec" else []),
+        }
+        assert max(made.values["recall"][title]) > 0.95
+        assert made.charts[0].panels[0].x_label == "FLOPs, share of a full scan"
+        assert made.command.startswith(f"amips study ivf --engine {engine} ")
+        assert (place / "out" / f"ivf-{engine}" / "table.md").exists()
+        assert any(title in line for line in made.verdict)
+
+    def test_only_one_study_has_engines(self, place):
+        with pytest.raises(AmipsError, match="the study 'routing' has no engine; 'ivf' has"):
+            study("routing", engine="hnsw", data=place, out=place / "other", scale="smoke")
+        with pytest.raises(AmipsError, match="there is no engine 'annoy'"):
+            study("ivf", engine="annoy", data=place, out=place / "other", scale="smoke")
+
+    def test_the_bench_with_an_engine(self, task, tmp_path):
+        systems = tmp_path / "systems.toml"
+        systems.write_text(
+            "[[system]]\ncells = 8\n[[system]]\nengine = 'leanvec'\ncells = 8\nrouter = 'linear'"
+        )
+        command = ["bench", str(task.path), "--systems", str(systems), "--engine", "leanvec"]
+        command += ["--minutes", "0.005", "--rounds", "1", "--batch", "16", "--out", str(tmp_path / "out")]
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+        families = {cost["family"] for cost in load_summary(tmp_path / "out").values["costs"]}
+        assert families == {"centroid", "LeanVec", "LeanVec: linear"}

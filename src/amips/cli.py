@@ -370,6 +370,7 @@ def report(results: Path, out: Path | None, pictures: Path | None) -> None:
 @click.option("--out", required=True, type=_directory, help="Studies with the same one share their models.")
 @click.option("--scale", type=click.Choice(["smoke", "small", "full"]), default="small")
 @click.option("--seed", default=0)
+@click.option("--engine", help="For ivf: compare on this engine instead (hnsw, scann, pgvector, ...).")
 def study(name: str, out: Path, **options: Any) -> None:
     """Run an experiment of the paper: routing, routing128, ivf, ood, timing, shift or leak.
 
@@ -378,7 +379,9 @@ def study(name: str, out: Path, **options: Any) -> None:
     """
     from amips.bench.studies import study as run
 
-    told(run(name, out=out, progress=True, **options), out / name)
+    engine = options["engine"]
+    made = run(name, out=out, progress=True, **options)
+    told(made, out / (name if engine is None else made.name))
 
 
 @cli.command()

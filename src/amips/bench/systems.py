@@ -192,7 +192,7 @@ def model_label(run: str, model: Model) -> str:
     return f"{kind} {Path(run).name}"
 
 
-def load_models(runs: "list[str | Path] | tuple[str | Path, ...]") -> "dict[str, Model]":
+def load_models(runs: "Sequence[str | Path]") -> "dict[str, Model]":
     """The models of finished runs by directory; no two may have the same name."""
     for run in runs:
         if not (Path(run) / WEIGHTS).exists():
