@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from amips import engines
-from amips.bench import bench, load_summary
+from amips.bench import bench, comparison, load_summary
 from amips.bench.derive import on_test
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
@@ -214,9 +214,10 @@ def done(task, tmp_path_factory):
     model.save(out / "oracle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scann_engine, "ScaNN", Silent)
-        systems = [System(cells=8)]
+        ours = System(cells=8, router=str(out / "oracle"), label="linear oracle")
+        patch.setattr(comparison, "model_systems", lambda *_: [ours])  # without its sweep of cells
         given = {"models": [out / "oracle"], "engines": ["hnsw", "scann"], "rounds": 2, "batch": 32}
-        return bench(task, out=out / "results", systems=systems, **given)
+        return bench(task, out=out / "results", systems=[System(cells=8)], **given)
 
 
 class TestTelling:
@@ -265,6 +266,7 @@ def place(tmp_path_factory):
 
 
 class TestCommands:
+    @pytest.mark.slow
     @pytest.mark.parametrize("engine", ["hnsw", "leanvec"])
     def test_the_study_on_another_engine(self, place, engine):
         command = ["study", "ivf", "--engine", engine, "--data", str(place), "--scale", "smoke"]
