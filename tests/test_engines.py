@@ -6,6 +6,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -621,3 +622,62 @@ class TestServer:
         shutil.rmtree(tmp_path / "e" / "keys.lance")
         with pytest.raises(BundleError, match="holds no readable table 'keys'"):
             engines.load(tmp_path / "e")
+
+
+class TestDocs:
+    """What docs/engines.md tells people to type."""
+
+    @pytest.fixture
+    def blocks(self):
+        text = (Path(__file__).parent.parent / "docs" / "engines.md").read_text()
+        return re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+
+    def test_the_table_is_true(self):
+        text = (Path(__file__).parent.parent / "docs" / "engines.md").read_text()
+        rows = {
+            cells[2].strip(" `"): cells for line in text.splitlines() if len(cells := line.split("|")) == 9
+        }
+        for name in engines.ENGINES:
+            finder = engines.engine_class(name)
+            assert (rows[name][4].strip() == "yes") == finder.celled
+            assert finder.budget in rows[name][5]
+            assert rows[name][6].strip().startswith("FLOPs") == (finder.cost is not Finder.cost)
+
+    def test_sql(self, blocks, tmp_path):
+        need("pgvector")
+        drop_in, routed = [code for kind, code in blocks if kind == "sql"]
+        x, mapped = X[0], KEYS[TRUE[0, 0]]
+        with engines.build("pgvector", KEYS, tmp_path / "e") as made:
+            for sql in (drop_in, routed):
+                code = sql.replace("FROM keys", f"FROM {made.table}")
+                for word in ("x", "mapped", "cells"):
+                    code = re.sub(f":{word}\\b", f"%({word})s", code)
+                cells = list(range(len(made.centroids)))
+                found = made.connection.execute(code, {"x": x, "mapped": mapped, "cells": cells}).fetchall()
+                assert len(found) == 10
+                np.testing.assert_allclose([s for _, s in found], KEYS[[i for i, _ in found]] @ x, atol=1e-5)
+                assert found[0][0] == TRUE[0, 0]
+                if sql is routed:
+                    assert [i for i, _ in found] == TRUE[0, :10].tolist()
+
+    def test_a_lancedb_table_of_your_own(self, blocks, tmp_path):
+        need("lancedb")
+        import lancedb
+        import pyarrow as pa
+
+        code = next(code for _, code in blocks if "table.search(mapped)" in code)
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(KEYS.ravel()), D)
+        table = lancedb.connect(tmp_path).create_table("mine", pa.table({"id": np.arange(N), "vector": rows}))
+        names = {"table": table, "mapper": oracle(), "x": X[0]}
+        exec(code, names)
+        assert names["rows"]["id"].to_numpy()[names["best"]][0] == TRUE[0, 0]
+
+    def test_python(self, blocks, tmp_path, monkeypatch):
+        """The lines for every engine, as they stand there."""
+        monkeypatch.chdir(tmp_path)
+        oracle().save(tmp_path / "run")
+        code = next(code for kind, code in blocks if kind == "python" and "engines.Mapped" in code)
+        names = {"keys": KEYS, "log": LOG, "x": X}
+        exec(code, names)
+        assert (names["ids"][:, 0] == TRUE[:, 0]).mean() > 0.9
+        assert names["engine"].n == N
