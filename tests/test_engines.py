@@ -609,6 +609,29 @@ class TestServer:
         with pytest.raises(AmipsError, match="expected a plain name"):
             engines.build("pgvector", KEYS, tmp_path / "e", table="keys; DROP TABLE keys")
 
+    def test_milvus_by_uri(self, tmp_path, monkeypatch):
+        """Another file stands in for a server: the way there is the same."""
+        need("milvus")
+        uri = str(tmp_path / "elsewhere.db")
+        with engines.build("milvus", KEYS[:300], tmp_path / "e", address=uri) as made:
+            want = made.search(X, K)[1]
+        assert sorted(path.name for path in (tmp_path / "e").iterdir()) == ["engine.json"]
+        with pytest.raises(AmipsError, match="give its address, or set it in AMIPS_MILVUS"):
+            engines.load(tmp_path / "e")
+        monkeypatch.setenv("AMIPS_MILVUS", uri)
+        with engines.load(tmp_path / "e") as again:
+            np.testing.assert_array_equal(again.search(X, K)[1], want)
+
+    def test_no_milvus_there(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        real = pymilvus.MilvusClient
+        monkeypatch.setattr(pymilvus, "MilvusClient", lambda uri: real(uri=uri, timeout=1))
+        with pytest.raises(AmipsError, match="the Milvus server does not answer: ") as caught:
+            engines.build("milvus", KEYS, tmp_path / "e", address="http://127.0.0.1:1")
+        assert "\n" not in str(caught.value)
+
     def test_milvus_collection_that_is_gone(self, tmp_path):
         need("milvus")
         with engines.build("milvus", KEYS[:300], tmp_path / "e") as made:

@@ -25,7 +25,7 @@ from amips.engines import build as build_engine
 from amips.engines import load as load_engine
 from amips.engines.opening import MANIFEST
 from amips.errors import AmipsError, BundleError, ResultsError, RunError, TrainingInterrupted
-from amips.index import Engine, FaissIVF
+from amips.index import FaissIVF
 from amips.nets import Linear, Model, load_model
 from amips.progress import bar
 from amips.route import check_fits, router_for
@@ -260,7 +260,8 @@ class Bench:
         elif system.router != CENTROID:
             model = load_model(system.router)
         router_for(model, cells.centroids)  # refuses a model of another shape
-        engine: Engine = self._engine(system, cells) if system.engine == "ivf" else self._celled(system)
+        # An engine of its own whose cells a system routes is a `Celled` one: the system has seen to that.
+        engine: Any = self._engine(system, cells) if system.engine == "ivf" else self._engine_of(system)
         searcher = Searcher(engine, model, fingerprint=self.task.fingerprint)
         if model is not None:
             check_fits(model, self.task.fingerprint, searcher.cells_fingerprint)
@@ -285,11 +286,6 @@ class Bench:
         model = load_model(system.router)
         check_fits(model, self.task.fingerprint, "")
         return OpenedEngine(Mapped(engine, model, np.asarray(self.task.keys)))
-
-    def _celled(self, system: System) -> Engine:
-        engine: Any = self._engine_of(system)  # a `Celled` one: the system says so
-        found: Engine = engine
-        return found
 
     def _engine_of(self, system: System) -> Finder:
         """An engine of its own, kept on disk, and open until another is asked for.

@@ -71,7 +71,7 @@ def write_cells(given: Given, directory: Path) -> tuple[Cells, list[str]]:
     """The cells that were given, or spherical k-means, and the files they are kept in."""
     n = given.keys.n
     count = max(1, min(round(CELLS * n**0.5), n // KEYS_PER_CELL))
-    cells = given.cells or kmeans(given.keys, count)
+    cells = kmeans(given.keys, count) if given.cells is None else given.cells
     np.save(directory / ASSIGNMENT, np.asarray(cells.assignment, np.int32))
     np.save(directory / CENTROIDS, np.asarray(cells.centroids, np.float32))
     return cells, [ASSIGNMENT, CENTROIDS]

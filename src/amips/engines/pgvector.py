@@ -135,21 +135,19 @@ class PgVector(Celled):
 
     def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         """The k best keys within cells [m, p]; -1 skips. Every key of them is looked at."""
-        query = (
-            f"SELECT id, -(v <#> %b) AS score FROM {self.table} WHERE cell = ANY(%b) "
-            "ORDER BY (v <#> %b) + 0, id LIMIT %b"
-        )
-        with self._lock:
-            return self._ask(query, [(row, of.tolist(), row, k) for row, of in zip(x, cells, strict=True)], k)
+        return self._among("cell", x, cells, k)
 
     def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
         """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
+        return self._among("id", x, candidates, k)
+
+    def _among(self, column: str, x: Floats, values: Ids, k: int) -> tuple[Floats, Ids]:
         query = (
-            f"SELECT id, -(v <#> %b) AS score FROM {self.table} WHERE id = ANY(%b) "
+            f"SELECT id, -(v <#> %b) AS score FROM {self.table} WHERE {column} = ANY(%b) "
             "ORDER BY (v <#> %b) + 0, id LIMIT %b"
         )
         with self._lock:
-            asked = [(row, ids.tolist(), row, k) for row, ids in zip(x, candidates, strict=True)]
+            asked = [(row, some.tolist(), row, k) for row, some in zip(x, values, strict=True)]
             return self._ask(query, asked, k)
 
     def _ask(self, query: str, asked: list[tuple[Any, ...]], k: int) -> tuple[Floats, Ids]:
