@@ -107,9 +107,9 @@ def engine(name):
 
 @pytest.fixture(scope="module", params=[name for name in HERE if name in CELLED])
 def celled(request):
-    """An engine with cells that have nothing to do with where the keys are, one of them empty."""
+    """An engine with cells that have nothing to do with where the keys are, the last of them empty."""
     rng = np.random.default_rng(5)
-    cells = Cells(rng.choice([0, 1, 2, 3, 5, 6, 7], N).astype(np.int32), kmeans(KEYS, 8).centroids)
+    cells = Cells(rng.choice(7, N).astype(np.int32), kmeans(KEYS, 8).centroids)
     with open_place() as place, engines.build(request.param, KEYS, place / "engine", cells=cells) as made:
         yield made
 
@@ -288,7 +288,7 @@ class TestFiles:
     def test_damaged(self, name, tmp_path):
         engines.build(name, KEYS[:300], tmp_path / "e").close()
         manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
-        if not manifest["files"]:
+        if name in ("lancedb", "milvus"):
             pytest.skip("the database looks after its own files")
         file = tmp_path / "e" / max(manifest["files"])
         file.write_bytes(file.read_bytes()[:-3])
@@ -347,9 +347,10 @@ class TestCelled:
         assert (ids[5] == -1).all()
 
     def test_an_empty_cell(self, celled):
-        scores, ids = celled.scan(X[:2], np.full((2, 1), 4), 3)
+        scores, ids = celled.scan(X[:2], np.full((2, 1), 7), 3)
         assert (ids == -1).all()
         assert np.isneginf(scores).all()
+        assert celled.sizes.tolist() == [*np.bincount(celled.assignment), 0]
 
     def test_candidates_are_scored_again(self, celled):
         candidates = np.argsort(np.random.default_rng(0).random((M, N)), axis=1)[:, :30]
