@@ -364,9 +364,9 @@ class TestCelled:
     def test_routed_by_a_model(self, celled):
         """The engine is one of the `index` room's too: a searcher routes it with any model."""
         searcher = Searcher(celled, oracle())
-        scores, ids = searcher.search(X, K, probes=3)
+        scores, ids = searcher.search(X, 40, probes=3)
         chosen = np.argsort(-(KEYS[TRUE[:, 0]] @ celled.centroids.T), axis=1)[:, :3]
-        want = best_in_cells(KEYS, X, celled.assignment, chosen, K)
+        want = best_in_cells(KEYS, X, celled.assignment, chosen, 40)
         np.testing.assert_allclose(scores, want[0], atol=1e-5)
         assert recalls(ids, want[1], K).mean() > 0.999
         cost = searcher.cost(X, 3)
