@@ -40,7 +40,7 @@ def main() -> None:
     for name, value in (("keys", 20_000), ("queries", 40_000), ("samples", 1_000_000), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     o = parser.parse_args()
-    scale = Scale("engines", o.keys, o.queries, 1000, 1, None, o.samples, "default", ("XS",), o.rounds)
+    scale = Scale("engines", o.keys, o.queries, 1000, 1, None, o.samples, "default", ("XS",), 3)
     lab = Lab(o.data, scale, o.work, progress=True)
     task = lab.mapping_task()
     lab.model(task, amips.KeyNet(size="XS"), "keynet-xs")
