@@ -64,7 +64,10 @@ def main() -> None:
             family = chosen[0].family
             mine = [p for p in points if p["family"] == family]
             costs = [c for c in made.values["costs"] if c["family"] == family]
-            raw.append({"engine": title, "way": way, "points": mine})
+            kept = ("budget", "recall@1", "recall@10", "flops", "scanned", "single/1", "batch/1")
+            raw.append(
+                {"engine": title, "way": way, "points": [{n: p[n] for n in kept if n in p} for p in mine]}
+            )
             best = max(p["recall@10"] for p in mine)
             cost = {c["recall"]: c for c in costs if c["metric"] == "recall@10"}
             row = [title, way, f"{best:.3f}"]
@@ -83,7 +86,8 @@ def main() -> None:
     title = f"Engines: {task.n:,} keys, d = {task.d}, KeyNet XS of {o.samples:,} samples"
     if missing:
         title += f" (not here: {', '.join(missing)})"
-    write("engines", title, "python benchmarks/engines.py DATA", head, rows, raw)
+    command = f"python benchmarks/engines.py DATA --rounds {o.rounds}"
+    write("engines", title, command, head, rows, raw)
 
 
 def way_of(system: System) -> str:
