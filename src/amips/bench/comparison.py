@@ -106,7 +106,7 @@ def bench(
         running = Bench(task, store, settings)
         running.run(systems, "bench")
         made = summarize(task, store, settings, list(systems), running.work)
-        made = replace(made, command=_command(settings, list(loaded), engines, named))
+        made = replace(made, command=_command(settings, list(loaded), named, engines))
         if judgements is not None:
             tested, chosen = on_test(store.runs(systems), task), made.values["chosen"]
             judged = relevance_table(running, tested, chosen, judgements)
@@ -115,7 +115,7 @@ def bench(
     return made
 
 
-def _command(settings: Settings, models: list[str], engines: Sequence[str], named: bool) -> str:
+def _command(settings: Settings, models: list[str], named: bool, engines: Sequence[str] = ()) -> str:
     """What was typed, without the places of this machine."""
     words = ["amips bench TASK", *(f"--models {Path(run).name}" for run in models)]
     words += [f"--engine {name}" for name in engines]
