@@ -321,6 +321,7 @@ def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
     "--models", "--model", type=_directory, multiple=True, help="A run to compare; may be repeated."
 )
 @click.option("--systems", type=_directory, help="A TOML file that names the systems to compare instead.")
+@click.option("--engine", "engines", multiple=True, help="Also hnsw, scann, pgvector, ...; may be repeated.")
 @click.option("--minutes", default=0.5, help="Training time of each linear router.")
 @click.option("--rounds", default=3, help="How often each time is taken.")
 @click.option("--batch", default=1024, help="Queries in the large batch.")
@@ -370,6 +371,7 @@ def report(results: Path, out: Path | None, pictures: Path | None) -> None:
 @click.option("--out", required=True, type=_directory, help="Studies with the same one share their models.")
 @click.option("--scale", type=click.Choice(["smoke", "small", "full"]), default="small")
 @click.option("--seed", default=0)
+@click.option("--engine", help="For ivf: compare on this engine instead (hnsw, scann, pgvector, ...).")
 @click.option("--also", multiple=True, type=_directory, help="encoders: data of another; as often as needed.")
 @click.option("--encoder", "encoders", multiple=True, help="encoders: encode the data's texts, too.")
 def study(
@@ -392,7 +394,8 @@ def study(
         keys, queries = (data / f"{side}.jsonl" for side in ("keys", "queries"))
         place = out / "work" / f"vectors-{Path(encoder).name}"
         others.append(embed(keys, queries, encoder=encoder, out=place, progress=True).path)
-    told(run(name, data=data, out=out, also=others, progress=True, **options), out / name)
+    made = run(name, data=data, out=out, also=others, progress=True, **options)
+    told(made, out / (name if options["engine"] is None else made.name))
 
 
 @cli.command()
