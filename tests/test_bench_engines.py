@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from amips import engines
 from amips.bench import bench, comparison, load_summary
 from amips.bench.derive import on_test
+from amips.bench.engines import NOT_TOLD
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
 from amips.bench.studies import study
@@ -17,6 +18,7 @@ from amips.engines.finder import Finder
 from amips.errors import AmipsError, RunError
 from amips.nets import AffineNet, Net, load_model
 from amips.nets.affine import AffineArchitecture
+from amips.search.points import shares
 from conftest import make_world
 from reference import architecture, random_net
 
@@ -96,6 +98,13 @@ class TestSystems:
         assert len({system.slug for system in named}) == len(named)
         assert System(engine="leanvec", **given).name == "LeanVec: KeyNet, 30 cells"
 
+    def test_only_plain_centroid_routing_is_the_baseline(self):
+        assert System(cells=30).role == System(cells=30, storage="sq8").role == "baseline"
+        more = ({"aware": 1.5}, {"stop": "share"}, {"storage": "lean", "lean": 8}, {"router": "linear"})
+        made = [System(cells=30, **settings) for settings in more]
+        assert [(system.role, system.host) for system in made] == [("contender", None)] * len(more)
+        assert System(engine="leanvec", cells=30, aware=1.5).role == "reference"
+
     @pytest.mark.parametrize(
         ("settings", "said"),
         [
@@ -161,6 +170,30 @@ class TestRunning:
         assert (run.ids == other.ids).mean() > 0.95
         assert run.scan.mean() != other.scan.mean()
         assert opened._ladder(system)[-1] == 30
+
+    def test_routed_by_share_on_query_aware_cells(self, opened):
+        given = {"cells": 30, "router": "linear", "aware": 1.5, "stop": "share"}
+        system, plain = System(engine="leanvec", **given), System(**given)
+        assert opened._ladder(system) == list(range(len(shares())))
+        run, other = (opened._run(s, opened.open(s), 12) for s in (system, plain))
+        np.testing.assert_array_equal(run.scanned, other.scanned)
+        assert len(set(run.scanned)) > 10
+        assert (run.ids == other.ids).mean() > 0.95
+        cells = opened._engine_of(system).assignment
+        np.testing.assert_array_equal(cells, opened.cells(30, 1.5).assignment)
+        assert (opened._engine_of(System(engine="leanvec", cells=30)).assignment != cells).any()
+
+    def test_cells_probed_are_told_where_there_are_cells(self, opened, mapper, silent):
+        drop_in = {"router": mapper, "route": "drop-in-rescored"}
+        systems = {
+            System(engine="leanvec", cells=30): 7,
+            System(engine="leanvec", cells=30, **drop_in): 7,
+            System(engine="hnsw"): 0,
+            System(engine="scann"): NOT_TOLD,
+            System(engine="scann", **drop_in): NOT_TOLD,
+        }
+        for system, probed in systems.items():
+            np.testing.assert_array_equal(opened.open(system).cost(opened.x, K, 7).probed, probed)
 
     def test_one_that_learns_does_so_from_what_it_is_given(self, opened, mapper):
         systems = [
