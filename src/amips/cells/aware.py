@@ -22,6 +22,7 @@ from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
 BLOCK_BYTES = 1 << 26  # of queries gathered at a time
+WANTED = 10  # a query wants its top keys down to this rank
 IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
 
 
@@ -66,7 +67,7 @@ def query_aware(
 
 def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> Any:
     """A function of (start, stop) that gives m_y of the keys start..stop, [stop - start, d]."""
-    m, k = top_ids.shape
+    k = top_ids.shape[1]
     flat = np.ascontiguousarray(top_ids).ravel()
     order = np.argsort(flat, kind="stable")  # the pairs (query, rank) of each key, key by key
     bounds = np.searchsorted(flat[order], np.arange(n + 1))
