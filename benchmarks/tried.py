@@ -9,7 +9,6 @@ results/tried.md.
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,7 +112,7 @@ class Trials:
                 target = out / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.exists():
-                    os.symlink((self.task.path / file).resolve(), target)
+                    target.symlink_to((self.task.path / file).resolve())
             for file, more in (("queries.npy", x), ("top/ids.npy", top)):
                 (out / "train" / file).unlink()
                 np.save(
