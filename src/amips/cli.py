@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def embed(corpus: str, **options: Any) -> None:
 @click.option("--cells", default=1, help="Cells to partition the keys into; 1 means none.")
 @click.option("--plain", is_flag=True, help="Plain k-means instead of spherical.")
 @click.option("--runs", default=1, help="k-means runs; the most even one is kept.")
+@click.option("--query-aware", default=0.0, help="Move keys towards the queries that want them: try 1.5.")
 @click.option("--copies", default=1, help="Noisy copies of each training query, beside the original.")
 @click.option("--noise", default=0.02, help="Standard deviation of the noise, relative to the norm.")
 @click.option("--val", default=1000, help="Distinct queries held out for choosing.")
@@ -115,7 +117,7 @@ def label(
 @cli.command()
 @click.argument("task", type=_directory)
 @click.option("--out", required=True, type=_directory, help="The run directory to make.")
-@click.option("--net", type=click.Choice(["support", "key", "linear"]), default="support")
+@click.option("--net", type=click.Choice(["support", "key", "linear", "max-affine"]), default="support")
 @click.option("--size", type=number_or_word, help="XS S M L XL XXL, or a share of n d.  [default: XS]")
 @click.option("--depth", type=int, help="Hidden layers.  [default: 4]")
 @click.option(
@@ -124,6 +126,12 @@ def label(
 @click.option("--residual", is_flag=True, default=None, help="Residual hidden layers.")
 @click.option("--homogeneous", type=click.Choice(["wrapper", "relu"]), help="SupportNet only.")
 @click.option("--nonnegative", type=click.Choice(["penalty", "clip", "softplus"]), help="SupportNet only.")
+@click.option("--mapper", is_flag=True, default=None, help="KeyNet: one key, whatever cells the task has.")
+@click.option("--rank", type=int, help="linear, max-affine: project queries to so many dimensions first.")
+@click.option("--pieces", type=int, help="max-affine: for each cell.  [default: 2]")
+@click.option("--route", type=float, help="support, key: weight of the routing loss.")
+@click.option("--route-top", type=int, help="Learn to find the cells of so many top keys.")
+@click.option("--listwise", type=float, help="Share of the routing loss on the support values of all cells.")
 @click.option("--recipe", type=click.Choice(["default", "paper"]), default="default")
 @click.option("--samples", type=int, help="Budget in samples.")
 @click.option("--minutes", type=float, help="Budget in minutes.  [default: 3]")
@@ -133,18 +141,30 @@ def label(
 @click.option("--device", help="cpu, cuda, ...")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run.")
 def train(task: Path, out: Path, net: str, **options: Any) -> None:
-    """Train a SupportNet, a KeyNet or a linear router on TASK."""
-    names = ("size", "depth", "inject", "residual", "homogeneous", "nonnegative")
+    """Train a SupportNet, a KeyNet, a linear or a max-affine router on TASK."""
+    deep = ["size", "depth", "inject", "residual"]
+    kinds: dict[str, tuple[Any, list[str]]] = {
+        "support": (amips.SupportNet, [*deep, "homogeneous", "nonnegative"]),
+        "key": (amips.KeyNet, [*deep, "mapper"]),
+        "linear": (amips.Linear, ["rank"]),
+        "max-affine": (amips.MaxAffine, ["rank", "pieces"]),
+    }
+    names = sorted({name for _, own in kinds.values() for name in own})
     shape = {name: value for name in names if (value := options.pop(name)) is not None}
-    allowed = {"support": set(names), "key": set(names[:4]), "linear": set()}[net]
-    if wrong := set(shape) - allowed:
+    kind, allowed = kinds[net]
+    if wrong := set(shape) - set(allowed):
         raise click.UsageError(f"--{sorted(wrong)[0]} is not for --net {net}")
-    kinds = {"support": amips.SupportNet, "key": amips.KeyNet, "linear": amips.Linear}
-    model = amips.train(task, kinds[net](**shape), out=out, progress=True, **options)
+    losses = ("route", "route_top", "listwise")
+    weights = {name: value for name in losses if (value := options.pop(name)) is not None}
+    if weights:
+        from amips.learn.recipe import RECIPES
+
+        options["recipe"] = replace(RECIPES[options["recipe"]], **weights)
+    model = amips.train(task, kind(**shape), out=out, progress=True, **options)
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
     click.echo(
-        f"{out}: {kinds[net].__name__}, {model.architecture.parameters:,} parameters, "
+        f"{out}: {kind.__name__}, {model.architecture.parameters:,} parameters, "
         f"{model.about['samples']:,} samples in {model.about['seconds']:.0f} s"
     )
     rows = [[name, f"{value:.4f}"] for name, value in model.about["val"].items()]
@@ -155,13 +175,14 @@ def train(task: Path, out: Path, net: str, **options: Any) -> None:
 @click.argument("task", type=_directory)
 @click.argument("run", type=_directory, required=False)
 @click.option("--out", required=True, type=_directory, help="The bundle to make or replace.")
-@click.option("--storage", type=click.Choice(["flat", "sq8", "pq"]), default="flat")
+@click.option("--storage", type=click.Choice(["flat", "sq8", "pq", "lean"]), default="flat")
+@click.option("--lean", type=int, help="Dimensions of lean storage.  [default: about 0.4 d]")
 @click.option("--ids", type=_directory, help="What to return for each key: .npy, or text with one a line.")
 @click.option(
     "--texts", type=_directory, help="What amips embed made: the bundle can then be asked in words."
 )
 def build(
-    task: Path, run: Path | None, out: Path, storage: Any, ids: Path | None, texts: Path | None
+    task: Path, run: Path | None, out: Path, ids: Path | None, texts: Path | None, **storage: Any
 ) -> None:
     """Make a searchable bundle of TASK's keys, routed by the model of RUN (without one: by centroid)."""
     names = None if ids is None else read_ids(ids)
@@ -170,13 +191,13 @@ def build(
 
         if Embedded(texts).fingerprint != amips.Task(task).fingerprint:  # before the work, not after it
             raise amips.TaskError(f"{task} was not made of the texts in {texts}: its keys are others")
-    made = amips.build(task, run, out=out, storage=storage, ids=names)
+    made = amips.build(task, run, out=out, ids=names, **storage)
     if texts is not None:
         attach(out, texts)
     click.echo(f"{out}: {made.n:,} keys, {made.c:,} cells, routed by {made.router.name}")
     click.echo(points_table(made.points))
     if run is not None:
-        middle = min(made.points, key=lambda p: abs(p.recall10 - 0.9))
+        middle = min((p for p in made.points if not p.share), key=lambda p: abs(p.recall10 - 0.9))
         (plain,) = amips.search.measure(made.with_model(None), amips.Task(task).val, [middle.probes])
         click.echo(
             f"with {middle.probes} probes, recall@10 on held-out queries is {middle.recall10:.3f}; "
@@ -195,7 +216,8 @@ def build(
 @click.argument("queries")
 @click.option("-k", default=10, help="Results for each query.")
 @click.option("--probes", type=int, help="Cells to scan.")
-@click.option("--recall", type=float, help="Scan as many cells as gave this recall on held-out queries.")
+@click.option("--recall", type=float, help="The cheapest way that gave this recall on held-out queries.")
+@click.option("--share", type=float, help="Scan cells expected to hold this share of the top keys.")
 @click.option("--threads", type=int, help="Limit on threads.")
 @click.option("--mmap", is_flag=True, help="Leave the keys on disk.")
 @click.option(
@@ -306,7 +328,10 @@ def info(path: Path) -> None:
 @click.argument("queries")
 @click.option("--out", required=True, type=_directory, help="The bundle to make or replace.")
 @click.option("--minutes", default=5.0, help="How long it may take, roughly.")
-@click.option("--cells", type=int, help="How many cells; about 3 sqrt(n) when not given.")
+@click.option("--cells", type=int, help="How many cells; several numbers are tried when not given.")
+@click.option("--recall", default=0.95, help="The recall@10 at which cost is to be least.")
+@click.option("--objective", type=click.Choice(["flops", "latency", "throughput"]), default="flops")
+@click.option("--storage", type=click.Choice(["flat", "sq8", "pq", "lean"]), help="[default: the cheaper]")
 @click.option("--ids", type=_directory, help="What to return for each key: .npy, or text with one a line.")
 @click.option("--seed", default=0)
 def fit(keys: str, queries: str, ids: Path | None, **options: Any) -> None:
@@ -478,10 +503,16 @@ def read_ids(path: Path) -> Any:
 def points_table(points: list[amips.Point]) -> str:
     """Operating points, for a person."""
     rows = [
-        [f"{p.probes}", f"{p.recall1:.3f}", f"{p.recall10:.3f}", f"{p.scanned:.2%}", f"{p.flops / 1e6:.2f}"]
+        [
+            f"{p.probes}",
+            f"{p.share:.2g}" if p.share else "",
+            *(f"{value:.3f}" for value in (p.recall1, p.recall10)),
+            f"{p.scanned:.2%}",
+            f"{p.flops / 1e6:.2f}",
+        ]
         for p in points
     ]
-    return table(["probes", "recall@1", "recall@10", "keys scanned", "MFLOP"], rows)
+    return table(["probes", "share", "recall@1", "recall@10", "keys scanned", "MFLOP"], rows)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from amips.bench.derive import on_test
+from amips.bench.engines import OpenedIVF
 from amips.bench.judged import Judgements, relevance_table
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
@@ -23,6 +24,8 @@ from amips.bench.systems import (
 from amips.bench.telling import summarize
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked
+from amips.search import Searcher
+from amips.search.build import calibrated
 from amips.task import Task
 
 
@@ -37,6 +40,7 @@ def bench(
     rounds: int = 3,
     batch: int = 1024,
     singles: int = 64,
+    all_threads: bool = True,
     seed: int = 0,
     judgements: Judgements | None = None,
     progress: bool = False,
@@ -57,6 +61,7 @@ def bench(
         rounds: how often each time is taken.
         batch: queries in the large batch.
         singles: queries that are timed one at a time.
+        all_threads: take times on all threads, too, beside those on one.
         judgements: what people judged relevant, for nDCG@10 and recall@100 of exact, centroid and learned
             search.
         progress: show a progress bar when standard error is a terminal.
@@ -79,7 +84,7 @@ def bench(
         given = read_systems(systems) if isinstance(systems, (str, Path)) else list(systems)
         systems = [*given, *model_systems(task, loaded)]
     systems = [*systems, *(s for s in engine_systems(task, engines, loaded) if s not in systems)]
-    settings = Settings(10, batch, singles, rounds, minutes, seed, progress)
+    settings = Settings(10, batch, singles, rounds, minutes, seed, progress, all_threads)
     about = {
         "kind": "results",
         "keys": task.fingerprint,
@@ -115,6 +120,17 @@ def bench(
             made = replace(made, tables=[*made.tables[:1], judged, *made.tables[1:]])
         made.save(store.path)
     return made
+
+
+def searcher(task: Task | str | Path, results: str | Path, system: System) -> Searcher:
+    """What a bench made of a system of cells, with operating points: ready to be saved as a bundle."""
+    task = task if isinstance(task, Task) else Task(task)
+    store = Store(results)
+    settings = Settings(minutes=float(store.about["minutes"]), seed=int(store.about["seed"]))
+    opened = Bench(task, store, settings).open(system)
+    if not isinstance(opened, OpenedIVF):
+        raise AmipsError(f"{system.name} has no cells: it cannot be a bundle")
+    return calibrated(opened.searcher, task.val)
 
 
 def _command(settings: Settings, models: list[str], named: bool, engines: Sequence[str] = ()) -> str:

@@ -174,9 +174,9 @@ def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
     return [*plain, *own, *model_systems(task, models), System(engine="flat"), System(engine="hnsw")]
 
 
-def own_systems(n: int, d: int) -> list[System]:
-    """What `amips.fit` chooses from, with float32 keys and with lean storage."""
-    counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in OWN_SWEEP})
+def own_systems(n: int, d: int, factors: tuple[float, ...] = OWN_SWEEP) -> list[System]:
+    """What `amips.fit` chooses from, with float32 keys and with lean storage; factors x sqrt(n) cells."""
+    counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in factors})
     rank = rank_for(d, OWN_RANK)
     common: dict[str, Any] = {"router": LINEAR, "aware": AWARE, "rank": rank, "stop": "share", "label": OWN}
     kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, OWN_LEAN)}]
