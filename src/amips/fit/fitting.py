@@ -84,7 +84,7 @@ class Fitting:
         """The best searcher found."""
         task = self._label(keys, queries)
         trials = self._try(task)
-        plain = min(trials, key=lambda trial: trial.centroid)
+        plain = min((trial for trial in trials if not trial.strength), key=lambda trial: trial.centroid)
         best = min(trials, key=lambda trial: trial.routed)
         ours = task.with_cells(best.cells)
         model = self._train(ours)
