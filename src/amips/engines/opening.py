@@ -19,6 +19,7 @@ ENGINES = {
     "hnsw": ("hnsw", "HNSW"),
     "leanvec": ("leanvec", "LeanVec"),
     "svs": ("svs_engine", "SVS"),
+    "usearch": ("usearch_engine", "USearch"),
     "scann": ("scann_engine", "ScaNN"),
     "soar": ("scann_engine", "SOAR"),
     "pgvector": ("pgvector", "PgVector"),
