@@ -18,8 +18,7 @@ from amips.bench.studies.hosted import Hosted, _titled, by_engine
 from amips.bench.systems import System
 from amips.cli import cli
 from amips.engines import scann_engine
-from amips.engines.finder import Finder
-from conftest import make_world
+from conftest import Silent, make_world
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'amips[bench]'")
 
@@ -166,36 +165,6 @@ def test_charts_have_every_cost_that_is_told():
     assert base.x == pytest.approx(LADDER)
     assert base.y == pytest.approx(WITH_X)
     assert val
-
-
-class Silent(Finder):
-    """Looks at the first keys alone, and tells nothing of it."""
-
-    title, budget = "ScaNN", "quarters"
-
-    def __init__(self, keys):
-        self.keys, (self.n, self.d) = keys, keys.shape
-
-    def find(self, x, k, budget):
-        scores = x @ self.keys[: budget * self.n // 4].T
-        ids = np.argsort(-scores, axis=1)[:, :k]
-        return np.take_along_axis(scores, ids, 1), ids
-
-    def budgets(self):
-        return [1, 2, 3, 4]
-
-    @classmethod
-    def settings(cls, n, d):
-        return {}
-
-    @classmethod
-    def make(cls, given, directory):
-        np.save(directory / "keys.npy", given.keys.load())
-        return ["keys.npy"]
-
-    @classmethod
-    def open(cls, directory, n, d, settings, address):
-        return cls(np.load(directory / "keys.npy"))
 
 
 def files(place, *parts):
