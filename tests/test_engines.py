@@ -570,6 +570,17 @@ class TestOpening:
         with pytest.raises(BundleError, match=f"is not a readable {kind} index$"):
             engines.load(tmp_path / "e")
 
+    @pytest.mark.parametrize("rows", [1, M])
+    def test_keys_that_usearch_does_not_reach(self, rows, tmp_path):
+        """usearch fills up with some key: that is none of what was found."""
+        need("usearch")
+        keys = (KEYS * np.exp(np.random.default_rng(1).normal(0, 1, (N, 1)))).astype(np.float32)
+        with engines.build("usearch", keys, tmp_path / "e", links=2) as made:
+            scores, ids = made.search(X[:rows], N, 10)
+        assert (ids == -1).any(axis=1).all()
+        assert all(len(set(row[row >= 0])) == (row >= 0).sum() > 1 for row in ids)
+        assert (np.isneginf(scores) == (ids == -1)).all()
+
     def test_usearch_counts_the_keys_of_each_query(self, tmp_path):
         """Asked for everything, a graph scores every key about once."""
         need("usearch")

@@ -15,6 +15,7 @@ from amips.bench.derive import on_test, on_val
 from amips.bench.store import Run
 from amips.bench.studies import backends
 from amips.bench.studies.hosted import Hosted, _titled, by_engine
+from amips.bench.studies.searching import front_of
 from amips.bench.systems import System
 from amips.cli import cli
 from amips.engines import scann_engine
@@ -77,6 +78,17 @@ def test_leads_are_by_hand_and_only_of_what_is_told():
         planted("scann", None, WITH_X, told=False), planted("scann", "XS", AHEAD, told=False)
     )
     assert list(backends.leads(*pair)) == ["batch/1"]
+
+
+def test_a_run_that_was_not_timed_is_no_point_of_the_front():
+    """The best run of x has no times: at equal time x then finds 0.6 at most."""
+    with_x = planted("ivf", None, WITH_X)
+    with_x[-1].times.clear()
+    ((pair,), _) = found_of(with_x, planted("ivf", "XS", (0.1, 0.8, 0.9)))
+    assert backends.leads(*pair)["batch/1"] == pytest.approx(0.2)
+    cost, recall = front_of(pair[0], "batch/1", "recall@1")
+    assert cost.tolist() == [10, 20]
+    assert recall == pytest.approx([0.4, 0.6])
 
 
 def test_the_size_is_chosen_on_val():

@@ -63,9 +63,10 @@ class USearch(Finder):
         if len(x) == 1:  # the library then gives one row, and only what it found
             ids, distances = found.keys[None], found.distances[None]
             return 1 - distances, ids.astype(np.int64)
+        # Behind what was found there is anything: keys that were not, distances that are no numbers.
         missing = np.arange(k) >= found.counts[:, None]
         ids = np.where(missing, -1, found.keys.astype(np.int64))
-        return np.where(missing, np.float32(-np.inf), 1 - found.distances), ids
+        return 1 - np.where(missing, np.float32(np.inf), found.distances), ids
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
         """The library counts the distances it computes, for all queries of a call: so one call for each."""
