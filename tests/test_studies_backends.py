@@ -212,7 +212,9 @@ def test_as_a_user_types_it(tmp_path, monkeypatch):
         "Not run: ScaNN needs scann; pip install 'amips[scann]'.",
         "Not run: SOAR needs scann; pip install 'amips[scann]'.",
     ]
-    assert ("not run", "ScaNN, SOAR") in [tuple(fact) for fact in made.facts]
+    facts = dict(made.facts)
+    assert facts["backends"] == "FAISS IVF; LeanVec; HNSW, 32 links"
+    assert facts["not run"] == "ScaNN, SOAR"
     assert sum("as in the paper" in line or "not reproduced" in line for line in made.verdict) == 3
     assert made.command == "amips study backends --data DATA --scale smoke --out OUT"
     assert [chart.name for chart in made.charts] == ["backends-ivf", "backends-leanvec", "backends-hnsw"]

@@ -58,7 +58,7 @@ def run(lab: Lab) -> Summary:
             ("keys", f"{found.task.n:,}"),
             ("training rows", f"{len(found.task.train):,}, noisy copies included"),
             ("test queries", f"{len(found.task.test):,}"),
-            ("backends", ", ".join(dict.fromkeys(base.name for base, _ in pairs))),
+            ("backends", "; ".join(dict.fromkeys(base.name for base, _ in pairs))),
             *([("not run", ", ".join(engine_class(name).title for name in absent))] if absent else []),
         ],
         method=[
