@@ -227,7 +227,7 @@ class FaissIVF:
         m, r = candidates.shape
         width = max(k, r)
         scores = np.full((m, width), -np.inf, np.float32)
-        if self.keys is not None and isinstance(self.keys, np.ndarray) and self.keys.flags.c_contiguous:
+        if self.keys is not None and self.keys.dtype == np.float32 and self.keys.flags.c_contiguous:
             true, ids = np.empty((m, r), np.float32), np.ascontiguousarray(candidates, np.int64)
             x = np.ascontiguousarray(x, np.float32)
             pointers = [faiss.swig_ptr(a) for a in (true, x, self.keys, ids)]
@@ -369,8 +369,10 @@ def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection |
         if keys.n <= most
         else keys.take(np.sort(np.random.default_rng(0).choice(keys.n, most, replace=False)))
     )
-    if storage == "pq" and len(sample) < 1 << index.pq.nbits:
-        raise AmipsError(f"storage='pq' needs at least 256 keys, got {len(sample)}; use 'flat' or 'sq8'")
-    if storage == "pq":
+    if storage in ("pq", "lean"):
+        least = 1 << index.pq.nbits
+        if len(sample) < least:
+            few = f"storage={storage!r} needs at least {least} keys, got {len(sample)}"
+            raise AmipsError(f"{few}; use 'flat' or 'sq8'")
         index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
     index.train(sample if projection is None else sample @ projection.keys.T)
