@@ -62,14 +62,14 @@ class TestWanted:
         assert wanted(2, 2).shape == (0, 2)
 
     def test_as_with_loops(self, world):
-        keys, queries, top = world
+        _, queries, top = world
         wanted = wanted_by(open_vectors(queries), top, N)
         want = wanted_slowly(queries, top, N)
         np.testing.assert_allclose(wanted(0, N), want, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(wanted(100, 171), want[100:171], rtol=1e-4, atol=1e-6)
 
     def test_few_pairs_at_a_time(self, world, monkeypatch):
-        keys, queries, top = world
+        _, queries, top = world
         want = wanted_slowly(queries, top, N)
         for pairs in (1, 2, 7):  # a key's queries are then cut apart
             monkeypatch.setattr(aware, "BLOCK_BYTES", pairs * 4 * D)
@@ -78,7 +78,7 @@ class TestWanted:
 
     def test_where_there_is_no_key_there_is_nothing(self, world):
         """-1 is what fewer keys than k leave."""
-        keys, queries, top = world
+        _, queries, top = world
         some = np.where(np.arange(K) < 3, top, -1)
         wanted = wanted_by(open_vectors(queries), some, N)
         np.testing.assert_allclose(wanted(0, N), wanted_slowly(queries, some, N), rtol=1e-4, atol=1e-6)
@@ -175,12 +175,12 @@ class TestCells:
 
     @pytest.mark.parametrize("strength", [-1, np.nan, np.inf])
     def test_a_strength_that_cannot_be(self, world, strength):
-        with pytest.raises(VectorError, match="^strength=.*: expected a finite number, not negative$"):
+        with pytest.raises(VectorError, match=r"^strength=.*: expected a finite number, not negative$"):
             query_aware(*world, 9, strength=strength)
 
     def test_top_keys_of_other_queries(self, world):
         keys, queries, top = world
-        with pytest.raises(VectorError, match="^top_ids has 100 rows for 120 queries$"):
+        with pytest.raises(VectorError, match=r"^top_ids has 100 rows for 120 queries$"):
             query_aware(keys, queries, top[:100], 9)
 
     @pytest.mark.parametrize("count", [0, N + 1])

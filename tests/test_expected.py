@@ -143,7 +143,9 @@ class TestRealSearches:
         whole = routed(index, task.val)
         calls = []
         real = type(index.router).scores
-        monkeypatch.setattr(type(index.router), "scores", lambda self, x: calls.append(len(x)) or real(self, x))
+        monkeypatch.setattr(
+            type(index.router), "scores", lambda self, x: calls.append(len(x)) or real(self, x)
+        )
         monkeypatch.setattr(type(index), "c", 1 << 18)
         parts = routed(index, task.val)
         assert max(calls) == 64

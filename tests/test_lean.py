@@ -131,7 +131,7 @@ class TestProjection:
             learn(r)
 
     def test_keys_and_queries_of_other_dimensions(self):
-        with pytest.raises(VectorError, match="^keys have dimension 12 but queries have dimension 5$"):
+        with pytest.raises(VectorError, match=r"^keys have dimension 12 but queries have dimension 5$"):
             learn(2, KEYS, QUERIES[:, :5])
 
     @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ class TestStorage:
         np.testing.assert_allclose(scores, np.einsum("mkd,md->mk", data.keys[ids], x), rtol=1e-4)
 
     def test_dimensions_are_of_lean_storage_only(self, data, stored):
-        with pytest.raises(AmipsError, match="^lean is for storage='lean' only$"):
+        with pytest.raises(AmipsError, match=r"^lean is for storage='lean' only$"):
             amips.build(data, None, lean=8)
         keys, parts = open_vectors(data.keys), (data.cells.assignment, data.cells.centroids)
         with pytest.raises(AmipsError, match="needs a projection"):
@@ -303,5 +303,7 @@ class TestStorage:
         got = made.search(np.asarray(task.test.queries), 10, 2)[1]
         np.testing.assert_array_equal(got, task.test.top_ids)  # every key is a candidate
         task = amips.label(keys[:15], queries, cells=2, val=10, test=10, k=10, out=tmp_path / "fewer")
-        with pytest.raises(AmipsError, match="^storage='lean' needs at least 16 keys, got 15; use 'flat' or"):
+        with pytest.raises(
+            AmipsError, match=r"^storage='lean' needs at least 16 keys, got 15; use 'flat' or"
+        ):
             amips.build(task, None, storage="lean", lean=4)

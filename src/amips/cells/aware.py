@@ -66,7 +66,7 @@ def query_aware(
 
 def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> Any:
     """A function of (start, stop) that gives m_y of the keys start..stop, [stop - start, d]."""
-    m, k = top_ids.shape
+    k = top_ids.shape[1]
     flat = np.ascontiguousarray(top_ids).ravel()
     order = np.argsort(flat, kind="stable")  # the pairs (query, rank) of each key, key by key
     bounds = np.searchsorted(flat[order], np.arange(n + 1))
