@@ -19,13 +19,17 @@ from amips.bench.summary import SUMMARY
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
-ORDER = ("bench", "routing", "routing128", "ivf", "ood", "timing", "shift", "leak")
+ORDER = (
+    *("bench", "routing", "routing128", "ivf", "ood", "timing", "shift", "leak"),
+    *("dynamics", "tradeoff", "losses", "horizon", "encoders", "scaling"),  # of the paper's appendix
+)
 POINTS = "The best points of each"  # hundreds of rows: they are in the report and in summary.json
 INTRODUCTION = """# Results
 
 Made by `python benchmarks/results_page.py page` from the files in `results/`; a test checks that both agree.
 Held-out queries only, minutes of training. The paper trains on 1 to 10 billion samples: where a figure here
 falls short of the paper's, the budget is the first thing to think of, and the number of samples is given.
+Sentences that test a claim of the paper end with "as in the paper" or "not reproduced".
 Every section ends with the command that makes it; `DATA` is a directory with keys and queries.
 """
 

@@ -11,7 +11,7 @@ Importing amips, and searching with it, does not import torch; `train` does when
 
 from typing import TYPE_CHECKING, Any
 
-from amips.cells import Cells, kmeans
+from amips.cells import Cells, kmeans, query_aware
 from amips.errors import (
     AmipsError,
     BundleError,
@@ -22,7 +22,7 @@ from amips.errors import (
     VectorError,
 )
 from amips.fit import fit
-from amips.nets import KeyNet, Linear, Model, SupportNet, load_model
+from amips.nets import KeyNet, Linear, MaxAffine, Model, SupportNet, load_model
 from amips.search import Point, Searcher, Wrapped, build, load, save, wrap
 from amips.task import Task, label
 from amips.vectors import open_vectors
@@ -37,6 +37,7 @@ __all__ = [
     "Cells",
     "KeyNet",
     "Linear",
+    "MaxAffine",
     "Model",
     "Point",
     "Recipe",
@@ -58,6 +59,7 @@ __all__ = [
     "load",
     "load_model",
     "open_vectors",
+    "query_aware",
     "save",
     "train",
     "wrap",

@@ -370,15 +370,29 @@ def report(results: Path, out: Path | None, pictures: Path | None) -> None:
 @click.option("--out", required=True, type=_directory, help="Studies with the same one share their models.")
 @click.option("--scale", type=click.Choice(["smoke", "small", "full"]), default="small")
 @click.option("--seed", default=0)
-def study(name: str, out: Path, **options: Any) -> None:
-    """Run an experiment of the paper: routing, routing128, ivf, ood, timing, shift or leak.
+@click.option("--also", multiple=True, type=_directory, help="encoders: data of another; as often as needed.")
+@click.option("--encoder", "encoders", multiple=True, help="encoders: encode the data's texts, too.")
+def study(
+    name: str, data: Path, out: Path, also: tuple[Path, ...], encoders: tuple[str, ...], **options: Any
+) -> None:
+    """Run an experiment of the paper: routing, routing128, ivf, ood, timing, shift, leak, dynamics, tradeoff,
+    losses, horizon, encoders or scaling.
 
     smoke takes seconds, small minutes on two cores, full has the paper's settings. An interrupted study
     continues when the same command is given again.
     """
     from amips.bench.studies import study as run
 
-    told(run(name, out=out, progress=True, **options), out / name)
+    others = [*also]
+    if encoders and name != "encoders":
+        raise amips.AmipsError("--encoder is for the study encoders")
+    for encoder in encoders:
+        from amips.text import embed
+
+        keys, queries = (data / f"{side}.jsonl" for side in ("keys", "queries"))
+        place = out / "work" / f"vectors-{Path(encoder).name}"
+        others.append(embed(keys, queries, encoder=encoder, out=place, progress=True).path)
+    told(run(name, data=data, out=out, also=others, progress=True, **options), out / name)
 
 
 @cli.command()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,15 +48,19 @@ def top_scores(task: Task) -> list[Chart]:
     return [Chart("top-scores", "How near the top key is", [panel])]
 
 
+def read_log(run: str | Path) -> list[dict[str, Any]]:
+    """What a run logged: one entry for each evaluation; nothing where there is no log."""
+    path = Path(run) / "log.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.strip()]
+
+
 def training_curves(runs: dict[str, str]) -> list[Chart]:
     """Transport error and routing accuracy on val during the training of runs, by directory and label."""
     erel: list[Series] = []
     routing: list[Series] = []
     for directory, label in runs.items():
-        path = Path(directory) / "log.jsonl"
-        if not path.exists():
-            continue
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        lines = read_log(directory)
         for series, key in ((erel, "erel"), (routing, "routing@1")):
             points = [(float(e["samples"]), float(e["val"][key])) for e in lines if key in e.get("val", {})]
             if points:

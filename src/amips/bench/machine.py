@@ -1,5 +1,6 @@
 """What a figure was measured on, and taking times in turns."""
 
+import ctypes
 import os
 import platform
 import time
@@ -48,6 +49,30 @@ def in_turns(groups: list[dict[str, Callable[[], object]]], rounds: int) -> dict
                 if turn:
                     times[name].append(time.perf_counter() - started)
     return times
+
+
+def peak_memory(work: Callable[[], object]) -> int | None:
+    """By how many bytes the memory of this process grew at most while `work` ran; None if unknown.
+
+    Linux keeps the peak of a process and lets it be reset. What was freed before is handed back first, or
+    the work would be done in it.
+    """
+    status = Path("/proc/self/status")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        work()
+        return None
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of the GNU C library
+        trim(0)
+    before = _bytes(status.read_text(), "VmRSS")
+    work()
+    return max(0, _bytes(status.read_text(), "VmHWM") - before)
+
+
+def _bytes(status: str, name: str) -> int:
+    """Of a line of /proc/self/status, which counts kilobytes."""
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:"))
 
 
 def _processor() -> str:

@@ -55,6 +55,7 @@ class Settings:
     minutes: float = 0.5  # of training for each linear router
     seed: int = 0
     progress: bool = False
+    all_threads: bool = True  # also take times on all threads, beside those on one
 
 
 class Bench:
@@ -190,7 +191,7 @@ class Bench:
         """(batch/threads, (seconds of this, seconds of the yardstick)), seconds for each query."""
         k = self.settings.k
         singles = [self.timed[i : i + 1] for i in range(min(self.settings.singles, len(self.timed)))]
-        for count in sorted({1, threads()}):
+        for count in sorted({1, threads()} if self.settings.all_threads else {1}):
             which = "all" if count > 1 else "1"
             with limit_threads(count):
                 yard = _seconds(self.yardstick, singles, k, YARDSTICK_PROBES)

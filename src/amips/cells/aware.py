@@ -22,6 +22,7 @@ from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
 BLOCK_BYTES = 1 << 26  # of queries gathered at a time
+WANTED = 10  # a query wants its top keys down to this rank
 IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
 
 

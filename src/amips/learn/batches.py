@@ -56,6 +56,23 @@ class _Rows:
         return self._rows_at(step * size, size)[self.mine]
 
 
+class TopCells:
+    """The cells of the top keys of training rows."""
+
+    def __init__(self, task: Task, recipe: Recipe) -> None:
+        self.top = _mapped(task.path / "train" / "top" / "ids.npy")[:, : recipe.route_top]
+        self.assignment = torch.from_numpy(task.cells.assignment.astype(np.int64))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, t]."""
+        return self.assignment[self.top[rows].long()]
+
+
+def _need_cell_targets(task: Task) -> None:
+    if task.c > 1 and not task.has_cell_targets:
+        raise RunError(f"{task.path} has no targets for each cell: label without cell_targets=False")
+
+
 class CellBatches(_Rows):
     """Queries and the cells of their top keys, for routers that learn cells alone."""
 
@@ -63,26 +80,39 @@ class CellBatches(_Rows):
         self, task: Task, recipe: Recipe, seed: int, rank: int, world: int, device: torch.device
     ) -> None:
         super().__init__(task, recipe, seed, rank, world, device)
-        self.top = _mapped(task.path / "train" / "top" / "ids.npy")[:, : recipe.route_top]
-        self.assignment = torch.from_numpy(task.cells.assignment.astype(np.int64))
+        self.top = TopCells(task, recipe)
+        self.sigma = None
+        if recipe.listwise:
+            _need_cell_targets(task)
+            self.sigma = _mapped(task.path / "train" / "cells" / "scores.npy")
 
     def __call__(self, step: int) -> CellBatch:
         """This process's part of batch number `step`."""
         rows = self.part(step)
-        cells = self.assignment[self.top[rows].long()]
-        return CellBatch(self.queries[rows].to(self.device), cells.to(self.device))
+        sigma = None if self.sigma is None else self.sigma[rows].to(self.device)
+        return CellBatch(self.queries[rows].to(self.device), self.top(rows).to(self.device), sigma)
 
 
 class Batches(_Rows):
-    """Queries with the support values and top keys of their cells."""
+    """Queries with the support values and top keys of their cells.
+
+    With a routing loss also the cells of their top keys: those of `routed`, which has the same queries.
+    """
 
     def __init__(
-        self, task: Task, recipe: Recipe, seed: int, rank: int, world: int, device: torch.device
+        self,
+        task: Task,
+        recipe: Recipe,
+        seed: int,
+        rank: int,
+        world: int,
+        device: torch.device,
+        routed: Task | None = None,
     ) -> None:
         super().__init__(task, recipe, seed, rank, world, device)
         of_cells = task.path / "train" / ("cells" if task.c > 1 else "top")
-        if task.c > 1 and not task.has_cell_targets:
-            raise RunError(f"{task.path} has no targets for each cell: label without cell_targets=False")
+        _need_cell_targets(task)
+        self.top = TopCells(routed or task, recipe) if recipe.route else None
         self.keys = _mapped(task.path / "keys.npy")
         self.sigma = _mapped(of_cells / "scores.npy")[:, : task.c]
         self.ids = _mapped(of_cells / "ids.npy")[:, : task.c]
@@ -102,7 +132,8 @@ class Batches(_Rows):
             cells, signs = (values[self.mine] for values in drawn)
             ids = ids.gather(1, cells)
         targets = self.keys[ids.flatten()].view(*ids.shape, -1)
-        batch = Batch(self.queries[rows], sigma, targets, cells, signs)
+        top = None if self.top is None else self.top(rows)
+        batch = Batch(self.queries[rows], sigma, targets, cells, signs, top)
         if self.device.type == "cpu":
             return batch
         moved = [None if v is None else v.to(self.device) for v in vars(batch).values()]

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from amips.cells import fingerprint_of
+from amips.cells import fingerprint_of, trivial
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
 from amips.files import differing, locked, read_json, write_atomic, write_json
 from amips.learn.affine import AffineNetwork, affine_network
@@ -37,6 +37,7 @@ from amips.nets import AffineArchitecture, KeyNet, Linear, MaxAffine, Model, Sup
 from amips.nets.model import DESCRIPTION
 from amips.progress import bar
 from amips.task import Task
+from amips.vectors import open_vectors
 
 CONFIG, LOG, LOCK = "config.json", "log.jsonl", ".lock"
 FORMAT = 1
@@ -136,8 +137,16 @@ class Run:
             self.network = affine_network(self.architecture, task, smooth, seed).to(device)
             self.batches = CellBatches(task, recipe, *place)
         else:
-            self.network = Network(self.architecture, seed).to(device)
-            self.batches = Batches(task, recipe, *place)
+            through = task if self.architecture.c < task.c else None  # one key, whatever the cells
+            if through is not None:
+                self.task = task = task.with_cells(trivial(open_vectors(task.path / "keys.npy")))
+                if recipe.listwise and recipe.route:
+                    raise RunError("listwise is for networks that score cells: a mapper predicts one key")
+            elif recipe.route and task.c == 1:
+                raise RunError("a routing loss needs a task with cells; label with cells=2 or more")
+            centroids = through.cells.centroids if through is not None and recipe.route else None
+            self.network = Network(self.architecture, seed, centroids).to(device)
+            self.batches = Batches(task, recipe, *place, through)
         self.batch = recipe.batch * group.world
         self.saved_at = time.monotonic()
         parameters = dict(self.network.named_parameters())

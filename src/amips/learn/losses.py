@@ -5,7 +5,12 @@
     KeyNet       key      ||F(x)_j - y*_j(x)||^2
                  consist  (<F(x)_j, x> - sigma_j(x))^2
 
-    Linear       route    -log softmax(f(x) / t)_j for the cells j of the top keys
+    all          route    -sum_j p_j log softmax(f(x) / t)_j,
+                          p = (1 - l) x (share of the top keys in cell j) + l softmax(sigma(x) / t_l)_j
+
+The first part of p says where the top keys are, the second (listwise) how good the best key of every cell is.
+Linear and max-affine routers have this loss only. A KeyNet that predicts one key is routed through fixed
+centroids: f(x)_j = <F(x), centroid_j>.
 
 With many cells, all c gradients and target keys of every query are too much. Then `grad` and `key` are
 estimated from s cells S drawn uniformly for each query, without bias. KeyNet averages over S. SupportNet
@@ -38,14 +43,16 @@ class Batch:
     targets: Tensor
     cells: Tensor | None = None
     signs: Tensor | None = None
+    top: Tensor | None = None  # the cells of the top keys [m, t], for the routing loss
 
 
 @dataclass(frozen=True)
 class CellBatch:
-    """Queries x [m, d] and the cells [m, t] of their top t keys."""
+    """Queries x [m, d], the cells [m, t] of their top t keys and, for a listwise loss, sigma [m, c]."""
 
     x: Tensor
     cells: Tensor
+    sigma: Tensor | None = None
 
 
 def draw_cells(rows: int, c: int, sampled: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -62,8 +69,8 @@ def draw_cells(rows: int, c: int, sampled: int, generator: torch.Generator) -> t
     return cells, signs
 
 
-def support_losses(network: Network, batch: Batch) -> dict[str, Tensor]:
-    """`score` and `grad`."""
+def support_losses(network: Network, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """`score` and `grad`, and the scores of all cells."""
     if batch.cells is None:
         scores, gradients = network.scores_and_gradient(batch.x)
         grad = (gradients - batch.targets).square().sum(dim=2).mean()
@@ -73,23 +80,29 @@ def support_losses(network: Network, batch: Batch) -> dict[str, Tensor]:
         scores, gradients = network.scores_and_gradient(batch.x, combine)
         target = torch.einsum("ms,msd->md", batch.signs, batch.targets)
         grad = (gradients[:, 0] - target).square().sum(dim=1).mean() / batch.cells.shape[1]
-    return {"score": (scores - batch.sigma).square().mean(), "grad": grad}
+    return {"score": (scores - batch.sigma).square().mean(), "grad": grad}, scores
 
 
-def key_losses(network: Network, batch: Batch) -> dict[str, Tensor]:
-    """`key` and `consist`."""
+def key_losses(network: Network, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """`key` and `consist`, and the scores of all cells: of one key, <F(x), centroid> where there are any."""
     predicted = network(batch.x)
     scores = torch.einsum("mcd,md->mc", predicted, batch.x)
+    routed = scores if network.centroids is None else predicted[:, 0] @ network.centroids.T
     if batch.cells is not None:
         predicted = torch.take_along_dim(predicted, batch.cells[:, :, None], dim=1)
     key = (predicted - batch.targets).square().sum(dim=2).mean()
-    return {"key": key, "consist": (scores - batch.sigma).square().mean()}
+    return {"key": key, "consist": (scores - batch.sigma).square().mean()}, routed
 
 
-def route_loss(scores: Tensor, cells: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of softmax(scores / temperature) with the cells of the top keys, each as likely."""
-    chances = torch.log_softmax(scores / temperature, dim=1)
-    return -chances.gather(1, cells).mean()
+def route_loss(scores: Tensor, cells: Tensor, sigma: Tensor | None, recipe: Recipe) -> Tensor:
+    """Cross-entropy of softmax(scores / t) with where the top keys are and how good each cell's best is."""
+    chances = torch.log_softmax(scores / recipe.temperature, dim=1)
+    loss = -chances.gather(1, cells).mean()
+    if not recipe.listwise:
+        return loss
+    assert sigma is not None
+    listed = torch.softmax(sigma / recipe.listwise_temperature, dim=1)
+    return (1 - recipe.listwise) * loss - recipe.listwise * (listed * chances).sum(dim=1).mean()
 
 
 def total_loss(
@@ -97,15 +110,21 @@ def total_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum that is minimised, and its parts."""
     if isinstance(batch, CellBatch):
-        loss = route_loss(network(batch.x), batch.cells, recipe.temperature)
+        loss = route_loss(network(batch.x), batch.cells, batch.sigma, recipe)
         return loss, {"route": loss}
     assert isinstance(network, Network)
     if network.architecture.kind == "key":
-        parts = key_losses(network, batch)
-        return recipe.key * parts["key"] + recipe.consist * parts["consist"], parts
-    parts = support_losses(network, batch)
-    total = recipe.score * parts["score"] + recipe.grad * parts["grad"]
-    if network.architecture.nonnegative == "penalty" and recipe.penalty:
+        parts, scores = key_losses(network, batch)
+        total = recipe.key * parts["key"] + recipe.consist * parts["consist"]
+    else:
+        parts, scores = support_losses(network, batch)
+        total = recipe.score * parts["score"] + recipe.grad * parts["grad"]
+    if recipe.route:
+        assert batch.top is not None
+        parts["route"] = route_loss(scores, batch.top, batch.sigma, recipe)
+        total = total + recipe.route * parts["route"]
+    a = network.architecture
+    if a.kind == "support" and a.nonnegative == "penalty" and recipe.penalty:
         parts["penalty"] = network.penalty()
         total = total + recipe.penalty * parts["penalty"]
     return total, parts

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from amips.learn.init import initial_weights
 from amips.nets import Architecture, Net, weight_shapes
+from amips.vectors import Floats
 
 
 class _SoftLeakyReLU(torch.autograd.Function):
@@ -56,10 +57,15 @@ def _activate(x: Tensor, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
 
 
 class Network(nn.Module):
-    """A SupportNet or KeyNet with parameters named as in the runtime (dots become underscores)."""
+    """A SupportNet or KeyNet with parameters named as in the runtime (dots become underscores).
 
-    def __init__(self, architecture: Architecture, seed: int = 0) -> None:
+    `centroids` are those through which a KeyNet of one key is trained to route.
+    """
+
+    def __init__(self, architecture: Architecture, seed: int = 0, centroids: Floats | None = None) -> None:
         super().__init__()
+        self.centroids: Tensor | None
+        self.register_buffer("centroids", None if centroids is None else torch.tensor(centroids))
         self.architecture = architecture
         self.free = nn.ParameterDict()
         self.shapes = weight_shapes(architecture)

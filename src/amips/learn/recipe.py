@@ -26,8 +26,11 @@ class Recipe:
     penalty: float = 1.0  # on negative W^z
     key: float = 1.0  # ... and KeyNet's
     consist: float = 0.01
-    route_top: int = 1  # linear routers: learn to find the cells of so many of the top keys
-    temperature: float = 0.05  # ... with a softmax of the scores over this
+    route: float = 0.0  # the routing loss, beside these; linear and max-affine routers have no other
+    route_top: int = 1  # routing: learn to find the cells of so many of the top keys,
+    temperature: float = 0.05  # ... with a softmax of the scores over this;
+    listwise: float = 0.0  # ... this share of it on the true support values instead,
+    listwise_temperature: float = 1 / 30  # ... with a softmax of them over this
     all_cells_up_to: int = 16  # with more cells than this, the gradient and key losses draw some:
     sampled_cells: int = 8  # so many for each query
 
@@ -37,8 +40,11 @@ class Recipe:
                 f"batch={self.batch}, sampled_cells={self.sampled_cells}, route_top={self.route_top}: "
                 "each must be at least 1"
             )
-        if not self.temperature > 0:
-            raise RunError(f"temperature={self.temperature}: must be positive")
+        if not min(self.temperature, self.listwise_temperature) > 0:
+            both = f"temperature={self.temperature}, listwise_temperature={self.listwise_temperature}"
+            raise RunError(f"{both}: must be positive")
+        if not (self.route >= 0 and 0 <= self.listwise <= 1):
+            raise RunError(f"route={self.route}, listwise={self.listwise}: a weight, and a share from 0 to 1")
         if not (self.rate > 0 and 0 <= self.warmup < 1 and 0 <= self.decay < 1 and self.clip > 0):
             raise RunError(
                 f"rate={self.rate}, warmup={self.warmup}, decay={self.decay}, clip={self.clip}: "

@@ -195,10 +195,20 @@ class SupportNet(_Spec):
 
 @dataclass(frozen=True)
 class KeyNet(_Spec):
-    """A network with c x d outputs, F(x)_j ~ the top key of cell j; its scores are <F(x)_j, x>."""
+    """A network with c x d outputs, F(x)_j ~ the top key of cell j; its scores are <F(x)_j, x>.
+
+    Args:
+        mapper: predict one key, the top key of all, whatever cells the task has. With a routing loss in the
+            recipe it is trained through their centroids, so that the predicted key routes well.
+    """
 
     inject: int | str = 0
+    mapper: bool = False
     kind: Literal["support", "key"] = field(default="key", init=False, repr=False)
+
+    def architecture(self, n: int, d: int, c: int) -> Architecture:
+        """This network for n keys of dimension d in c cells."""
+        return super().architecture(n, d, 1 if self.mapper else c)
 
 
 def injected_layers(inject: int | str, depth: int) -> tuple[int, ...]:

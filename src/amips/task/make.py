@@ -27,6 +27,7 @@ def label(
     cells: Any = 1,
     spherical: bool = True,
     runs: int = 1,
+    query_aware: float = 0.0,
     copies: int = 1,
     noise: float = 0.02,
     noisy_splits: tuple[str, ...] = ("train",),
@@ -49,6 +50,8 @@ def label(
         cells: the number of cells for k-means, a `Cells`, or a FAISS IVF index to take them from; 1 means
             no partition.
         spherical, runs: see `cells.kmeans`.
+        query_aware: move keys towards the training queries that want them before k-means, by so much; see
+            `cells.query_aware`. 1.5 is a good value; 0 is plain k-means.
         copies: noisy copies of each query beside the original, in the splits named by `noisy_splits`.
         noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
             Noisy queries are scaled back to their norm.
@@ -75,6 +78,10 @@ def label(
     # Everything that can be wrong with the request is found before the directory is begun.
     _check_options(copies, noise, noisy_splits, val, test, k, seed)
     count = partition.check(cells, runs, keys)
+    if query_aware and (not isinstance(cells, int) or cells == 1 or runs > 1 or not spherical):
+        raise VectorError("query_aware is for a number of cells, spherical, one run")
+    if not 0 <= query_aware < np.inf:
+        raise VectorError(f"query_aware={query_aware}: expected a finite number, not negative")
     if cell_targets and isinstance(cells, partition.Cells) and (cells.sizes == 0).any():
         empty = int((cells.sizes == 0).argmax())
         raise VectorError(f"cell {empty} holds no keys, so it has no top key; label with cell_targets=False")
@@ -98,7 +105,7 @@ def label(
         "cell_targets": cell_targets,
         "seed": seed,
         "memory": memory,  # it decides the block sizes, and so the last bits of the scores
-    }
+    } | ({"query_aware": float(query_aware)} if query_aware else {})
     distinct = np.flatnonzero(first_equal(queries) == np.arange(queries.n))
     held = (
         _split_randomly(queries, distinct, val, test, seed)
@@ -110,14 +117,16 @@ def label(
     if _already_there(out, plan):
         return Task(out)
     stored = _copy_keys(out, keys)
-    parts = _cells_on_disk(out, stored, cells, spherical, runs, seed)
     for number, name in enumerate(SPLITS):
-        folder = out / name
         amount = copies if name in noisy_splits else 0
-        _write_queries(folder, queries, np.sort(held[name]), amount, noise, seed=[seed, 1 + number])
-        written = open_vectors(folder / "queries.npy", f"{name} queries")
-        exact.top_k(stored, written, k, memory=memory, out=folder / "top", progress=progress)
+        _write_queries(out / name, queries, np.sort(held[name]), amount, noise, seed=[seed, 1 + number])
+        written = open_vectors(out / name / "queries.npy", f"{name} queries")
+        exact.top_k(stored, written, k, memory=memory, out=out / name / "top", progress=progress)
+    parts = _cells_on_disk(out, stored, cells, spherical, runs, query_aware, seed)
+    for name in SPLITS:
+        folder = out / name
         if parts.count > 1 and cell_targets:
+            written = open_vectors(folder / "queries.npy", f"{name} queries")
             exact.cell_maxima(
                 stored,
                 parts.assignment,
@@ -217,11 +226,21 @@ def _copy_keys(out: Path, keys: Vectors) -> Vectors:
 
 
 def _cells_on_disk(
-    out: Path, keys: Vectors, cells: int | partition.Cells, spherical: bool, runs: int, seed: int
+    out: Path,
+    keys: Vectors,
+    cells: int | partition.Cells,
+    spherical: bool,
+    runs: int,
+    query_aware: float,
+    seed: int,
 ) -> partition.Cells:
     if (out / "cells.npy").exists():
         return partition.Cells(np.load(out / "cells.npy"), np.load(out / "centroids.npy"))
-    if isinstance(cells, int):
+    if isinstance(cells, int) and query_aware:
+        top = np.load(out / "train" / "top" / "ids.npy", mmap_mode="r")[:, : partition.WANTED]
+        queries = open_vectors(out / "train" / "queries.npy")
+        cells = partition.query_aware(keys, queries, top, cells, strength=query_aware, seed=seed)
+    elif isinstance(cells, int):
         cells = partition.kmeans(keys, cells, spherical=spherical, runs=runs, seed=seed)
     np.save(out / "centroids.npy", cells.centroids)
     np.save(out / "cells.partial.npy", cells.assignment.astype(np.int32))

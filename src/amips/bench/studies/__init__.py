@@ -1,6 +1,7 @@
 """The paper's experiments as commands: each a function from a `Lab` to a `Summary`."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from amips.bench.summary import Summary
@@ -16,6 +17,12 @@ STUDIES = {
     "timing": ("timing", "run"),
     "shift": ("shift", "run"),
     "leak": ("leak", "run"),
+    "dynamics": ("dynamics", "run"),
+    "tradeoff": ("tradeoff", "run"),
+    "losses": ("losses", "run"),
+    "horizon": ("horizon", "run"),
+    "encoders": ("encoders", "run"),
+    "scaling": ("scaling", "run"),
 }
 
 
@@ -27,6 +34,7 @@ def study(
     scale: str = "small",
     seed: int = 0,
     progress: bool = False,
+    also: Sequence[str | Path] = (),
 ) -> Summary:
     """Run one of the paper's experiments and write its summary, table and figures to OUT/NAME.
 
@@ -35,9 +43,12 @@ def study(
         data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
         out: where everything goes; studies that are given the same share their tasks and models.
         scale: "smoke" (seconds), "small" (minutes on two cores) or "full" (the paper's settings).
+        also: of "encoders", further such directories: vectors of other encoders.
     """
     if name not in STUDIES:
         raise AmipsError(f"there is no study {name!r}; there are {', '.join(STUDIES)}")
+    if also and name != "encoders":
+        raise AmipsError(f"study {name}: only encoders compares data; leave out also (--also)")
     try:
         from amips.bench.studies.lab import Lab
     except ModuleNotFoundError as problem:
@@ -47,7 +58,7 @@ def study(
     from amips.bench.figures import figures
 
     module, function = STUDIES[name]
-    lab = Lab(data, scale, out, seed, progress)
+    lab = Lab(data, scale, out, seed, progress, also)
     busy = ResultsError(f"another study is at work in {out}; wait for it, or choose another out")
     with locked(lab.work / ".lock", busy):
         made: Summary = getattr(importlib.import_module(f"amips.bench.studies.{module}"), function)(lab)

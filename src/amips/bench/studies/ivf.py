@@ -11,11 +11,11 @@ from amips.bench.facts import training_curves
 from amips.bench.machine import describe
 from amips.bench.running import Settings
 from amips.bench.studies.lab import Lab
+from amips.bench.studies.mappers import trained
 from amips.bench.studies.searching import run_systems
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.bench.systems import System, Way, sweep
 from amips.bench.verdict import in_words
-from amips.nets import KeyNet
 from amips.task import Task
 
 CELLS = (4.0,)  # of the indexes that mapped queries search, in units of sqrt(n)
@@ -29,10 +29,7 @@ LEVEL = 0.9  # ... and where
 
 def mapper(lab: Lab, task: Task, size: str) -> str:
     """The run directory of a KeyNet of this size, trained on the lab's task of one cell."""
-    depth = 2 if lab.scale.name == "smoke" else 4
-    name = f"keynet-{size.lower()}"
-    lab.model(task, KeyNet(size=size, depth=depth), name)
-    return str(lab.run_directory(name, task))
+    return str(trained(lab, task, "KeyNet", size).directory)
 
 
 def counts(n: int) -> list[int]:
@@ -60,7 +57,6 @@ def run(lab: Lab) -> Summary:
     bootstrap = Bootstrap(np.asarray(task.test.source))
     base = next(family for family in tested if family.role == "baseline")
     scale = lab.scale
-    budget = f"{scale.minutes} minutes" if scale.minutes is not None else f"{scale.samples:,} samples"
     return Summary(
         name="ivf",
         title="FAISS IVF searched with x and with the predicted key",
@@ -75,9 +71,9 @@ def run(lab: Lab) -> Summary:
         ],
         curves=training_curves(runs),
         method=[
-            f"Each KeyNet was trained for {budget} (recipe {scale.recipe!r}). With x, the front is over "
-            "indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) cells was "
-            "searched.",
+            f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). With x, the front is "
+            "over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) "
+            "cells was searched.",
             "Drop-in searches and scores with the prediction, as the paper does; the top key may then come "
             "later than first, which Recall@0.1% of n forgives and recall@1 does not. Routed chooses cells "
             "with the prediction and scores with x. Times are for k = 10, one thread.",

@@ -7,6 +7,7 @@ out/
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,11 @@ class Scale:
     sizes: tuple[str, ...]  # of networks, where a study varies them
     rounds: int  # times that a time is taken
 
+    @property
+    def budget(self) -> str:
+        """The training of a network, in words."""
+        return f"{self.minutes} minutes" if self.minutes is not None else f"{self.samples:,} samples"
+
 
 SCALES = {
     "smoke": Scale("smoke", 1500, 2000, 200, 1, None, 4096, "default", ("XS",), 2),
@@ -53,7 +59,13 @@ class Lab:
     """Data at a scale and a place to keep what is made of it; nothing is made twice."""
 
     def __init__(
-        self, data: str | Path, scale: str | Scale, out: str | Path, seed: int = 0, progress: bool = False
+        self,
+        data: str | Path,
+        scale: str | Scale,
+        out: str | Path,
+        seed: int = 0,
+        progress: bool = False,
+        also: Sequence[str | Path] = (),
     ) -> None:
         if isinstance(scale, str):
             if scale not in SCALES:
@@ -61,6 +73,7 @@ class Lab:
             scale = SCALES[scale]
         self.scale, self.seed, self.progress = scale, seed, progress
         self.data, self.out = Path(data), Path(out)
+        self.also = [Path(other) for other in also]  # data of other encoders, for the study of these
         self.work = self.out / "work"
         self._sources = {name: find(self.data, name) for name in ("keys", "queries")}
         self.work.mkdir(parents=True, exist_ok=True)
@@ -176,10 +189,10 @@ class Lab:
         """Where a run is kept."""
         return self.work / f"run-{name}-{task.path.name}"
 
-    def linear(self, task: Task) -> Model:
+    def linear(self, task: Task, share: float = 0.5) -> Model:
         """The linear router, which learns the cells of the top keys: half the budget of a network."""
         recipe = Recipe(route_top=min(10, task.train.top_ids.shape[1]))
-        return self.model(task, Linear(), f"linear-{task.c}", recipe, share=0.5, evaluations=1)
+        return self.model(task, Linear(), f"linear-{task.c}", recipe, share, evaluations=1)
 
 
 def find(data: Path, name: str) -> tuple[Path, bool]:
@@ -189,7 +202,8 @@ def find(data: Path, name: str) -> tuple[Path, bool]:
     """
     if not data.is_dir():
         raise AmipsError(f"{data} is not a directory: expected one with keys.npy and queries.npy")
-    found = sorted(p for p in data.glob(f"{name}.*") if p.is_file())
+    # Texts lie beside their vectors, as `embed` leaves them.
+    found = sorted(p for p in data.glob(f"{name}.*") if p.is_file() and p.suffix != ".jsonl")
     if not found:
         raise AmipsError(f"{data} holds no {name}: expected {name}.npy, {name}.i8.npy, {name}.fvecs, ...")
     if len(found) > 1:

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from amips import exact
 from amips.bench.machine import describe
 from amips.bench.studies.lab import Lab
+from amips.bench.studies.mappers import per_row
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.metrics import transport_error
-from amips.nets import KeyNet, Model
+from amips.nets import KeyNet
 from amips.task import Split, Task, label
 from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
 
@@ -124,22 +124,6 @@ def prepare(lab: Lab) -> tuple[Plan, Task]:
         progress=lab.progress,
     )
     return planned, task
-
-
-def per_row(net: Model, task: Task, split: Split) -> dict[str, Doubles]:
-    """The metrics of `amips.learn.evaluate` (c = 1), one value for each row instead of their means."""
-    top = np.asarray(split.top_ids[:, 0])
-    points = np.empty((len(split), task.d), np.float32)
-    erel = np.empty(len(split))
-    step = max(1, BLOCK_FLOATS // (net.architecture.floats + task.d))
-    for low in range(0, len(split), step):
-        rows = slice(low, low + step)
-        x = np.asarray(split.queries[rows])
-        points[rows] = net.keys(x)[:, 0]
-        erel[rows] = transport_error(points[rows], x, task.keys[top[rows]])
-    ranks = exact.ranks(task.keys, points, top)
-    found = {"match": ranks == 1, "recall@10": ranks <= 10, "recall@100": ranks <= 100, "mrr": 1.0 / ranks}
-    return {"erel": erel, **{name: value.astype(np.float64) for name, value in found.items()}}
 
 
 def lookup(task: Task, split: Split) -> Doubles:

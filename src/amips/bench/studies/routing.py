@@ -111,7 +111,6 @@ def _run(
     base = next(family for family in tested if family.role == "baseline")
     contenders = [family for family in tested if family is not base]
     scale = lab.scale
-    budget = f"{scale.minutes} minutes" if scale.minutes is not None else f"{scale.samples:,} samples"
     return Summary(
         name=name,
         title=f"Routing among {task.c} cells",
@@ -126,9 +125,9 @@ def _run(
         ],
         curves=training_curves(runs),
         method=[
-            f"Each network was trained for {share:g} times {budget} (recipe {scale.recipe!r}), the linear "
-            f"router for half of {budget}. The router of the verdict was chosen on val. Cells are spherical "
-            "k-means. FLOPs are the only cost here, as in the paper; the bench has times.",
+            f"Each network was trained for {share:g} times {scale.budget} (recipe {scale.recipe!r}), the "
+            f"linear router for half of {scale.budget}. The router of the verdict was chosen on val. Cells "
+            "are spherical k-means. FLOPs are the only cost here, as in the paper; the bench has times.",
             "Routing accuracy is the share of test queries whose top key lies in the k cells searched; FLOPs "
             "are those of the router and of the exhaustive search in these cells.",
         ],

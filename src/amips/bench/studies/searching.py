@@ -1,13 +1,18 @@
 """What the studies that search have in common: systems run over budgets, stored, and read back by family."""
 
+import math
 from collections.abc import Sequence
 
-from amips.bench.derive import Family, on_test
+import numpy as np
+
+from amips.bench.derive import Array, Axis, Family, Metric, front, on_test
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Run, Store
 from amips.bench.studies.lab import Lab
 from amips.bench.systems import System
 from amips.task import Task
+
+PLACES = 64  # costs at which two fronts are compared
 
 
 def run_systems(
@@ -20,12 +25,50 @@ def run_systems(
         ladder: budgets; None climbs until nearly everything is found.
         times: take times too.
     """
+    bench = bench_of(lab, task, folder)
+    bench.run(systems, folder.split("/")[0], ladder, times)
+    runs = bench.store.runs(systems)
+    return on_test(runs, task), runs
+
+
+def bench_of(lab: Lab, task: Task, folder: str) -> Bench:
+    """What runs systems on a task and stores the runs in `folder` of the lab's `out`."""
     about = {"kind": "results", "keys": task.fingerprint, "study": folder, "seed": lab.seed}
     store = Store(lab.out / folder, about)
     batch, singles = (64, 8) if lab.scale.name == "smoke" else (1024, 64)
     settings = Settings(
         batch=batch, singles=singles, rounds=lab.scale.rounds, seed=lab.seed, progress=lab.progress
     )
-    Bench(task, store, settings, work=lab.work).run(systems, folder.split("/")[0], ladder, times)
-    runs = store.runs(systems)
-    return on_test(runs, task), runs
+    return Bench(task, store, settings, work=lab.work)
+
+
+def none_if_nan(value: float) -> float | None:
+    """For files: JSON has no nan."""
+    return None if math.isnan(value) else value
+
+
+def front_of(family: Family, axis: Axis, metric: Metric) -> tuple[Array, Array]:
+    """Costs and recalls along the front of a family, both rising."""
+    cost, recall = family.costs(axis), family.recalls(metric)
+    best = front(cost, recall)
+    return cost[best], recall[best]
+
+
+def recall_at(family: Family, axis: Axis, metric: Metric, cost: float) -> float:
+    """The recall that a cost buys, read off the front; nan below its cheapest point."""
+    costs, recalls = front_of(family, axis, metric)
+    return float(np.interp(cost, costs, recalls)) if cost >= costs[0] else math.nan
+
+
+def lead(base: Family, ours: Family, axis: Axis, metric: Metric) -> float:
+    """By how much `ours` finds more than `base` at equal cost, where it does most; below 0 if nowhere.
+
+    Over all costs that both fronts cover; nan if there are none.
+    """
+    fronts = [front_of(family, axis, metric) for family in (base, ours)]
+    low, high = max(cost[0] for cost, _ in fronts), min(cost[-1] for cost, _ in fronts)
+    if low > high:
+        return math.nan
+    places = np.geomspace(low, high, PLACES)
+    theirs, own = (np.interp(places, cost, recall) for cost, recall in fronts)
+    return float((own - theirs).max())

@@ -1,0 +1,106 @@
+"""Every learned router on the same cells, with the same minutes of training: which is best where.
+
+    python benchmarks/routers.py TASK --out RUNS --minutes 1
+
+TASK has cells and targets for each cell. Costs are FLOPs of router and scan, float32 keys, at a recall on the
+test queries; every router probes as many cells as each query needs, with a temperature and a bound found on
+val. The table goes to results/routers.md.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import amips
+from amips.lean import rank_for
+from amips.route import router_for
+from amips.search.expected import Routed
+from amips.task import Split, Task
+
+RECALLS = (0.80, 0.90, 0.95, 0.98)
+
+
+def routers(d: int) -> dict[str, tuple[object, amips.Recipe]]:
+    """Networks and recipes by name; None is centroid routing."""
+    routing = amips.Recipe(route_top=10)
+    both = amips.Recipe(route=0.1, route_top=10)
+    listed = amips.Recipe(route_top=10, listwise=0.5)
+    rank = rank_for(d, 1 / 3)
+    return {
+        "linear": (amips.Linear(), routing),
+        "linear, half of the loss listwise": (amips.Linear(), listed),
+        f"linear, rank {rank}": (amips.Linear(rank=rank), routing),
+        f"max-affine, 2 pieces, rank {rank}": (amips.MaxAffine(2, rank=rank), routing),
+        f"max-affine, 4 pieces, rank {rank}": (amips.MaxAffine(4, rank=rank), routing),
+        "SupportNet XS, the paper's losses": (amips.SupportNet("XS"), amips.Recipe()),
+        "SupportNet XS, with the routing loss": (amips.SupportNet("XS"), both),
+        "KeyNet XS, one key, the paper's losses": (amips.KeyNet("XS", mapper=True), amips.Recipe()),
+        "KeyNet XS, one key, trained through the centroids": (amips.KeyNet("XS", mapper=True), both),
+    }
+
+
+def seen(task: Task, split: Split, router: object, temperature: float = 0.0) -> Routed:
+    """What a router does on a split."""
+    x = np.asarray(split.queries)
+    scores = np.concatenate([router.scores(x[i : i + 500]) for i in range(0, len(x), 500)])  # type: ignore[attr-defined]
+    wanted = task.cells.assignment[np.asarray(split.top_ids)[:, :10]]
+    return Routed(scores, wanted, task.cells.sizes, temperature)
+
+
+def main() -> None:
+    """Train, derive, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("task", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results" / "routers.md")
+    o = parser.parse_args()
+    task = Task(o.task)
+    full = 2 * task.n * task.d
+    rows = []
+    trained = {"centroid": None}
+    for name, (network, recipe) in routers(task.d).items():
+        out = o.out / name.replace(" ", "-").replace(",", "").replace("'", "")
+        resume = (out / "config.json").exists()
+        trained[name] = amips.train(  # type: ignore[assignment]
+            task,
+            network,
+            recipe=recipe,
+            minutes=o.minutes,
+            out=out,
+            resume=resume,
+            progress=sys.stderr.isatty(),
+        )
+    for name, model in trained.items():
+        router = router_for(model, task.cells.centroids)
+        val = seen(task, task.val, router)
+        test = seen(task, task.test, router, val.temperature)
+        cells = []
+        for recall in RECALLS:
+            got = test.by_share(val.share_for(recall))
+            cost = router.flops + 2 * task.d * got.scanned.mean()
+            cells.append(f"{cost / full:.2%} ({got.found.mean():.3f})")
+        samples = "-" if model is None else f"{model.about['samples'] / 1e6:.1f} M"  # type: ignore[attr-defined]
+        rows.append([name, f"{router.flops / full:.2%}", samples, *cells])
+    head = ["router", "its own FLOPs", "samples", *(f"recall@10 {r:.2f}" for r in RECALLS)]
+    lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
+    text = "\n".join(
+        [
+            "# Every router on the same cells",
+            "",
+            f"`python benchmarks/routers.py TASK --out RUNS --minutes {o.minutes}`; {task.n:,} keys, "
+            f"d = {task.d}, {task.c:,} cells, {len(task.train):,} training queries, {len(task.test):,} test "
+            "queries. FLOPs of router and scan as a share of a full scan; the bound is chosen on val for the "
+            "recall above, and the recall it has on test is in brackets.",
+            "",
+            *lines,
+        ]
+    )
+    print(text)
+    o.write.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
