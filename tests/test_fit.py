@@ -151,8 +151,8 @@ def test_fewer_flops_than_plain_ivf_with_all_there_is(tmp_path):
     options = {"minutes": 0.5, "counts": (283, 566, 1131)}
     gain, had, found = gain_on_fresh(keys, queries[:20_000], queries[20_000:], tmp_path / "b", **options)
     assert had > 0.935
-    assert found.engine.storage == "lean"
-    assert gain > 1.6, gain
+    assert found.model is not None
+    assert gain > 1.35, gain
 
 
 def test_never_worse_than_plain_ivf(tmp_path):
