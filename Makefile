@@ -1,9 +1,10 @@
-# Two commands matter: `make demo` and `make test`. Both set up `.venv` first.
+# Two commands matter: `make demo` and `make test`. Both set up `.venv` first. `make test-engines` adds
+# every engine to it (ScaNN, PostgreSQL with pgvector, LanceDB, Milvus, ...) and tests those.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: setup test test-fast demo lint clean
+.PHONY: setup test test-fast test-engines demo lint clean
 
 setup: .venv/.ready
 
@@ -24,6 +25,10 @@ test: lint
 
 test-fast: lint
 	$(BIN)/python -m pytest -m "not slow"
+
+test-engines: setup
+	$(PIP) --editable '.[dev,engines]'
+	AMIPS_ENGINES=all $(BIN)/python -m pytest -m engines
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo

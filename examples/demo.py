@@ -9,16 +9,17 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import amips
-from amips.bench import Summary, System, bench, load_summary
+from amips.bench import Summary, System, bench, load_summary, searcher
 from amips.bench.report import report
 from amips.bench.summary import SUMMARY
-from amips.cells import Cells
+from amips.bench.systems import own_systems
 from amips.files import read_json, write_json
 from amips.table import table
 from amips.text import Asker, Embedded, attach, collect, embed, make_queries
@@ -30,10 +31,11 @@ QUESTIONS = (
     "run a function in another process and wait for the result",
     "compute the eigenvalues of a symmetric matrix",
 )
-SWEEP = (2, 4, 7, 12)  # cells, in units of sqrt(n); fewer than the bench sweeps by default
+SWEEP = (4, 6, 8, 12)  # cells of FAISS IVF, in units of sqrt(n); fewer than the bench sweeps by default
+OWN_SWEEP = (4, 8)  # ... and of amips's own
 HELD = 1000  # queries for choosing, and as many for reporting; an eighth of them where there are few
 BATCH, SINGLES = 256, 16  # queries timed together, and one at a time: fewer than the bench takes by default
-NAMES = {"centroid": "FAISS IVF", "linear": "learned (linear)", "exact, all keys": "exact, all keys"}
+NAMES = {"centroid": "FAISS IVF", "amips": "amips, float32 keys"}
 
 Step = Callable[[str], None]
 
@@ -93,9 +95,9 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
         out=out / "task",
         progress=show,
     )
-    step("training linear routers; comparing with FAISS on held-out queries")
-    counts = [round(factor * math.sqrt(n)) for factor in SWEEP]
-    systems = [System(cells=c, router=router) for c in counts for router in ("centroid", "linear")]
+    step("learning cells and routers; comparing with FAISS on held-out queries")
+    systems = [System(cells=round(factor * math.sqrt(n))) for factor in SWEEP]
+    systems += own_systems(n, task.d, OWN_SWEEP)
     systems += [System(engine="flat"), System(engine="hnsw")]
     results = out / "results"
     summary = bench(
@@ -106,16 +108,15 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
         rounds=o.rounds,
         batch=BATCH,
         singles=SINGLES,
+        all_threads=False,
         progress=show,
     )
     report(results, out / "report.html")
     step("building the bundle: the cells and the router that were best on val")
     best = summary.values["best"]
-    work = results / "work"
-    folder = work / f"cells-{best['cells']}"
-    cells = Cells(np.load(folder / "assignment.npy"), np.load(folder / "centroids.npy"))
-    model = None if best["routed by"] == "centroid" else work / f"linear-{cells.count}"
-    amips.build(task.with_cells(cells), model, out=out / "bundle", ids=embedded.key_texts.ids())
+    chosen = next(s for s in systems if (s.family, s.cells) == (best["routed by"], best["cells"]))
+    index = replace(searcher(task, results, chosen), labels=np.array(embedded.key_texts.ids()))
+    amips.search.save(index, out / "bundle")
     attach(out / "bundle", embedded)
     return summary
 

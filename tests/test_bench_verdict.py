@@ -312,6 +312,8 @@ def test_the_index_to_build_is_the_cheapest_on_val_learned_or_not():
     assert best_system(on_val([*base, *dear])) == CENTROID  # whatever test says
     assert best_system(on_val([*base, *dear, *planted(many, COSTS, val_costs=COSTS / 2)])) == many
     assert best_system(on_val([*base, *planted(graph, COSTS / 9)])) == CENTROID  # cells are what is built
+    hosted = System(engine="leanvec", cells=64, router="linear")
+    assert best_system(on_val([*base, *planted(hosted, COSTS / 9)])) == CENTROID  # another engine's
     low = planted(LINEAR, COSTS[:4] / 9, levels=LEVELS[:4])
     assert best_system(on_val([*base, *low])) == CENTROID  # cheap, but it does not get as far
     assert best_system(on_val(planted(CENTROID, COSTS[:1], levels=LEVELS[:1]))) is None

@@ -27,15 +27,16 @@ ORDER = [
     "route",
     "index",
     "search",
+    "engines",
     "fit",
     "bench",
     "text",
     "cli",
 ]
 DOORS = ("__init__", "__main__")  # of the package itself: they open every room
-WITHOUT_LEARN = ("route", "index", "search")
+WITHOUT_LEARN = ("route", "index", "search", "engines")
 MAY_IMPORT_TORCH = ("learn", "bench", "text")
-WITHOUT_TORCH = ("nets", "route", "index", "search")
+WITHOUT_TORCH = ("nets", "route", "index", "search", "engines")
 
 
 def modules():

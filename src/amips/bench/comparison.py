@@ -8,14 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from amips.bench.derive import on_test
+from amips.bench.engines import OpenedIVF
 from amips.bench.judged import Judgements, relevance_table
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
 from amips.bench.summary import Summary
-from amips.bench.systems import System, default_systems, load_models, model_systems, read_systems
+from amips.bench.systems import (
+    System,
+    default_systems,
+    engine_systems,
+    load_models,
+    model_systems,
+    read_systems,
+)
 from amips.bench.telling import summarize
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked
+from amips.search import Searcher
+from amips.search.build import calibrated
 from amips.task import Task
 
 
@@ -25,10 +35,12 @@ def bench(
     out: str | Path,
     systems: "Sequence[System] | str | Path | None" = None,
     models: "Sequence[str | Path]" = (),
+    engines: Sequence[str] = (),
     minutes: float = 0.5,
     rounds: int = 3,
     batch: int = 1024,
     singles: int = 64,
+    all_threads: bool = True,
     seed: int = 0,
     judgements: Judgements | None = None,
     progress: bool = False,
@@ -44,10 +56,12 @@ def bench(
         systems: a list, or a TOML file with them (see `read_systems`); by default centroid and linear
             routing over a sweep of cells, the models, exact search and HNSW.
         models: run directories to compare, beside the default systems or those given.
+        engines: names of `amips.engines` to run too, each searched with x and with the models that fit.
         minutes: training time of each linear router that the systems ask for.
         rounds: how often each time is taken.
         batch: queries in the large batch.
         singles: queries that are timed one at a time.
+        all_threads: take times on all threads, too, beside those on one.
         judgements: what people judged relevant, for nDCG@10 and recall@100 of exact, centroid and learned
             search.
         progress: show a progress bar when standard error is a terminal.
@@ -69,7 +83,8 @@ def bench(
     else:
         given = read_systems(systems) if isinstance(systems, (str, Path)) else list(systems)
         systems = [*given, *model_systems(task, loaded)]
-    settings = Settings(10, batch, singles, rounds, minutes, seed, progress)
+    systems = [*systems, *(s for s in engine_systems(task, engines, loaded) if s not in systems)]
+    settings = Settings(10, batch, singles, rounds, minutes, seed, progress, all_threads)
     about = {
         "kind": "results",
         "keys": task.fingerprint,
@@ -87,7 +102,7 @@ def bench(
         raise AmipsError(f"two of the systems are the same: {twice.name}")
     called: dict[str, str] = {}
     for system in systems:  # what has one name shares one front
-        if system.engine == "ivf" and called.setdefault(system.family, system.router) != system.router:
+        if called.setdefault(system.family, system.router) != system.router:
             both = f"{called[system.family]} and {system.router}"
             raise AmipsError(f"{both} are both called {system.family!r}: give one another label")
     if judgements is not None:
@@ -98,7 +113,7 @@ def bench(
         running = Bench(task, store, settings)
         running.run(systems, "bench")
         made = summarize(task, store, settings, list(systems), running.work)
-        made = replace(made, command=_command(settings, list(loaded), named))
+        made = replace(made, command=_command(settings, list(loaded), named, engines))
         if judgements is not None:
             tested, chosen = on_test(store.runs(systems), task), made.values["chosen"]
             judged = relevance_table(running, tested, chosen, judgements)
@@ -107,9 +122,21 @@ def bench(
     return made
 
 
-def _command(settings: Settings, models: list[str], named: bool) -> str:
+def searcher(task: Task | str | Path, results: str | Path, system: System) -> Searcher:
+    """What a bench made of a system of cells, with operating points: ready to be saved as a bundle."""
+    task = task if isinstance(task, Task) else Task(task)
+    store = Store(results)
+    settings = Settings(minutes=float(store.about["minutes"]), seed=int(store.about["seed"]))
+    opened = Bench(task, store, settings).open(system)
+    if not isinstance(opened, OpenedIVF):
+        raise AmipsError(f"{system.name} has no cells: it cannot be a bundle")
+    return calibrated(opened.searcher, task.val)
+
+
+def _command(settings: Settings, models: list[str], named: bool, engines: Sequence[str] = ()) -> str:
     """What was typed, without the places of this machine."""
     words = ["amips bench TASK", *(f"--models {Path(run).name}" for run in models)]
+    words += [f"--engine {name}" for name in engines]
     words += ["--systems SYSTEMS.toml"] if named else []
     given = ("minutes", "rounds", "batch", "singles", "seed")
     words += [f"--{name} {getattr(settings, name)}" for name in given]

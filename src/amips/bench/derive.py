@@ -68,7 +68,12 @@ class Measured:
         return ((rank > 0) & (rank <= deep)).astype(np.float64)
 
     def cost(self, axis: Axis) -> Array | None:
-        """FLOPs or keys of each query, or seconds (in units of the yardstick's) of each round."""
+        """FLOPs or keys of each query, or seconds (in units of the yardstick's) of each round.
+
+        None where it was not measured, or the engine does not tell (stored as less than nothing).
+        """
+        if axis in ("flops", "scanned") and (self.run.scanned < 0).any():
+            return None
         if axis == "flops":
             return (self.run.network + self.run.coarse + self.run.scan[self.rows]).astype(np.float64)
         if axis == "scanned":
@@ -140,6 +145,15 @@ class Family:
     name: str
     role: str
     runs: list[Measured]
+
+    @property
+    def host(self) -> str | None:
+        """The family of the same engine searched with x, for models on an engine of its own."""
+        return self.runs[0].run.system.host
+
+    def told(self, axis: Axis) -> bool:
+        """Whether anything is known of this cost."""
+        return any(run.cost(axis) is not None for run in self.runs)
 
     def costs(self, axis: Axis) -> Array:
         """The cost of each run: the mean over queries, the median over rounds; nan where not measured."""

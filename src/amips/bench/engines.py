@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from amips.bench.systems import System
 from amips.blas import faiss
-from amips.blas import threads as limit_threads
+from amips.engines import Finder, Mapped
+from amips.engines.finder import rungs
 from amips.search import Cost, Searcher
 from amips.search.points import shares
 from amips.search.searcher import DROP_IN_CANDIDATES
@@ -18,9 +19,7 @@ from amips.vectors import Floats, Vectors
 Ids = NDArray[np.int64]
 Search = Callable[[Floats, int, int], tuple[Floats, Ids]]
 
-GROWTH = 2**0.5  # from one budget to the next
-HNSW_CONSTRUCTION = 80
-HNSW_BUDGETS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # efSearch
+NOT_TOLD = -1  # keys, cells and FLOPs of a search whose engine does not tell
 
 
 class Opened(Protocol):
@@ -99,52 +98,34 @@ class OpenedFlat:
 
 
 @dataclass(frozen=True)
-class OpenedHNSW:
-    """A graph over the keys; the budget is efSearch."""
+class OpenedEngine:
+    """An engine that searches by itself, with x or with the predicted key; the budget is its own."""
 
-    index: Any
+    engine: Finder | Mapped
 
     def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """Walk the graph."""
-        parameters = faiss.SearchParametersHNSW(efSearch=max(k, budget))
-        scores, ids = self.index.search(x, k, params=parameters)
-        return scores, ids
+        """The engine's."""
+        return self.engine.find(x, k, budget)
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
-        """FAISS counts the distances it computes, for all queries of a call: so one call for each."""
-        stats = faiss.cvar.hnsw_stats
-        scanned = np.empty(len(x), np.int64)
-        with limit_threads(1):
-            for row in range(len(x)):
-                stats.reset()
-                self.search(x[row : row + 1], k, budget)
-                scanned[row] = stats.ndis
-        return Cost(0, 0, 2 * self.index.d * scanned, scanned, np.zeros_like(scanned))
+        """What the engine tells."""
+        cost = self.engine.cost(x, k, budget)
+        if cost is not None:
+            return cost
+        unknown = np.full(len(x), NOT_TOLD, np.int64)
+        return Cost(0, 0, unknown, unknown, unknown)
 
     @property
     def ways(self) -> dict[str, Search]:
-        """FAISS's."""
-        return {"faiss": self.search}
+        """The engine's."""
+        return {"engine": self.search}
 
 
 def budgets(system: System) -> list[int]:
     """The ladder of a system, from cheap to dear; for cells 1, 2, 3, 4, 6, 8, 12, 17, ... up to all."""
     if system.engine == "flat":
         return [1]
-    if system.engine == "hnsw":
-        return list(HNSW_BUDGETS)
-    if system.stop == "share":
-        return list(range(len(shares())))
-    return rungs(system.cells)
-
-
-def rungs(most: int) -> list[int]:
-    """Budgets from 1 to `most`, each at least 1 and about 1.4 times more than the one before."""
-    steps, step = {1, most}, 1.0
-    while step < most:
-        steps.add(round(step))
-        step = max(step + 1, step * GROWTH)
-    return sorted(steps)
+    return list(range(len(shares()))) if system.stop == "share" else rungs(system.cells)
 
 
 def faiss_search(index: Any) -> Search:
@@ -160,18 +141,6 @@ def faiss_search(index: Any) -> Search:
 def open_flat(keys: Vectors) -> OpenedFlat:
     """Every key in a FAISS flat index."""
     index = faiss.IndexFlatIP(keys.d)
-    _fill(index, keys)
-    return OpenedFlat(index)
-
-
-def open_hnsw(keys: Vectors, links: int) -> OpenedHNSW:
-    """Build the graph; with inner products as FAISS does it."""
-    index = faiss.IndexHNSWFlat(keys.d, links, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = HNSW_CONSTRUCTION
-    _fill(index, keys)
-    return OpenedHNSW(index)
-
-
-def _fill(index: Any, keys: Vectors) -> None:
     for _, block in keys.blocks():
         index.add(block)
+    return OpenedFlat(index)

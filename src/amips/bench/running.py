@@ -1,7 +1,9 @@
 """Running systems: answers first, then times, each run stored as soon as it is there."""
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -12,23 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.bench.derive import within
-from amips.bench.engines import (
-    Opened,
-    OpenedHNSW,
-    OpenedIVF,
-    Search,
-    budgets,
-    faiss_search,
-    open_flat,
-    open_hnsw,
-)
+from amips.bench.engines import Opened, OpenedEngine, OpenedIVF, Search, budgets, faiss_search, open_flat
 from amips.bench.machine import threads
 from amips.bench.store import WORK, Run, Store
-from amips.bench.systems import CENTROID, LINEAR, System
-from amips.blas import faiss
+from amips.bench.systems import CENTROID, LINEAR, SLUG_DIGEST, System
 from amips.blas import threads as limit_threads
 from amips.cells import Cells, fingerprint_of, query_aware
-from amips.errors import AmipsError, ResultsError, RunError, TrainingInterrupted
+from amips.engines import ENGINES, Finder, Mapped, engine_class
+from amips.engines import build as build_engine
+from amips.engines import load as load_engine
+from amips.engines.opening import MANIFEST
+from amips.errors import AmipsError, BundleError, ResultsError, RunError, TrainingInterrupted
 from amips.index import FaissIVF
 from amips.lean import learn as learn_projection
 from amips.nets import Linear, Model, load_model
@@ -42,6 +38,7 @@ from amips.vectors import Floats, open_vectors
 ENOUGH = 0.985  # recall@10 on val at which a ladder of budgets ends,
 MOST_SCANNED = 0.2  # ... or, for contenders, the share of keys scanned
 YARDSTICK_PROBES = 8
+LEARN_FROM = 20_000  # queries, for engines that learn from them
 
 
 @dataclass(frozen=True)
@@ -72,17 +69,20 @@ class Bench:
         self.keys = open_vectors(task.path / "keys.npy")
         self.work = work or store.path / WORK
         self._held: tuple[tuple[int, float, str, int], FaissIVF] | None = None
+        self._finder: tuple[Path, Finder] | None = None
 
     def check(self, system: System) -> None:
         """Refuse what cannot be run, before anything is."""
-        if system.engine != "ivf":
+        if system.engine == "flat":
             return
+        if system.engine in ENGINES:
+            engine_class(system.engine).require()
         if system.cells > self.task.n:
             raise AmipsError(f"{system.name}: there are only {self.task.n:,} keys")
         if system.router in (CENTROID, LINEAR):
             return
         model = load_model(system.router)
-        if model.d != self.task.d or model.c not in (1, system.cells):
+        if model.d != self.task.d or model.c not in (1, system.cells if system.routed else 1):
             raise RunError(
                 f"{system.router} scores {model.c} cells in dimension {model.d}: it does not fit "
                 f"{system.cells} cells in dimension {self.task.d}"
@@ -105,7 +105,7 @@ class Bench:
         for system in systems:
             self.check(system)
         ordered = sorted(systems, key=_shared)
-        with bar(len(ordered), what, "system", self.settings.progress) as shown:
+        with closing(self), bar(len(ordered), what, "system", self.settings.progress) as shown:
             for _, group in groupby(ordered, key=_shared):
                 answered = {}
                 for system in group:
@@ -123,7 +123,7 @@ class Bench:
         opened: Opened | None = None
         held = len(self.task.val)
         answered = []
-        for budget in ladder or budgets(system):
+        for budget in ladder or self._ladder(system):
             if not self.store.has(system, budget):
                 if opened is None:
                     opened = self.open(system)
@@ -258,8 +258,8 @@ class Bench:
         """A system ready to search. The index of its cells is kept in memory until others are asked for."""
         if system.engine == "flat":
             return open_flat(self.keys)
-        if system.engine == "hnsw":
-            return self._hnsw(system.links)
+        if not system.routed:
+            return self._by_itself(system)
         cells = self.cells(system.cells, system.aware)
         model = None
         if system.router == LINEAR:
@@ -267,7 +267,8 @@ class Bench:
         elif system.router != CENTROID:
             model = load_model(system.router)
         router_for(model, cells.centroids)  # refuses a model of another shape
-        engine = self._engine(system, cells)
+        # An engine of its own whose cells a system routes is a `Celled` one: the system has seen to that.
+        engine: Any = self._engine(system, cells) if system.engine == "ivf" else self._engine_of(system)
         searcher = Searcher(engine, model, fingerprint=self.task.fingerprint)
         if system.stop == "share":
             searcher = replace(searcher, temperature=routed(searcher, self.task.val).temperature)
@@ -288,19 +289,55 @@ class Bench:
             self._held = (wanted, made)
         return self._held[1]
 
-    def _hnsw(self, links: int) -> OpenedHNSW:
-        """The graph takes minutes to build: it is kept on disk."""
-        path = self.work / f"hnsw-{links}.faiss"
-        if path.exists():
+    def _ladder(self, system: System) -> list[int]:
+        by_itself = system.engine in ENGINES and not system.routed
+        return self._engine_of(system).budgets() if by_itself else budgets(system)
+
+    def _by_itself(self, system: System) -> OpenedEngine:
+        engine = self._engine_of(system)
+        if system.router == CENTROID:
+            return OpenedEngine(engine)
+        model = load_model(system.router)
+        check_fits(model, self.task.fingerprint, "")
+        return OpenedEngine(Mapped(engine, model, np.asarray(self.task.keys)))
+
+    def _engine_of(self, system: System) -> Finder:
+        """An engine of its own, kept on disk, and open until another is asked for.
+
+        One that learns from queries learns from those that it will be given: x, or predicted keys. Both may
+        be searched in turns: such engines are libraries, which have nothing to close.
+        """
+        finder = engine_class(system.engine)
+        mapped = finder.learns and system.route == "drop-in-rescored"
+        parts = [system.engine]
+        parts += [str(system.links)] if system.engine == "hnsw" else []
+        parts += [str(system.cells)] if finder.celled else []
+        parts += [f"aware-{system.aware:g}"] if finder.celled and system.aware else []
+        parts += [system.slug[-SLUG_DIGEST:]] if mapped else []
+        folder = self.work / "-".join(parts)
+        if self._finder is not None and self._finder[0] == folder:
+            return self._finder[1]
+        self.close()
+        if (folder / MANIFEST).exists():
             try:
-                return OpenedHNSW(faiss.read_index(str(path)))
-            except RuntimeError:
-                raise ResultsError(f"{path} is damaged; delete it") from None
-        made = open_hnsw(self.keys, links)
-        partial = path.with_name(path.name + ".partial")
-        faiss.write_index(made.index, str(partial))
-        partial.rename(path)
+                made = load_engine(folder)
+            except BundleError as problem:
+                raise ResultsError(f"{problem}; delete {folder}") from None
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted build left
+            queries = np.asarray(self.task.train.queries[:LEARN_FROM])
+            queries = load_model(system.router).keys(queries)[:, 0] if mapped else queries
+            cells = self.cells(system.cells, system.aware) if finder.celled else None
+            settings: dict[str, Any] = {"links": system.links} if system.engine == "hnsw" else {}
+            made = build_engine(system.engine, self.keys, folder, queries=queries, cells=cells, **settings)
+        self._finder = (folder, made)
         return made
+
+    def close(self) -> None:
+        """Let go of the engine that is open, and of its server."""
+        if self._finder is not None:
+            self._finder[1].close()
+            self._finder = None
 
 
 def _shared(system: System) -> tuple[Any, ...]:

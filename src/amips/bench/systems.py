@@ -3,10 +3,12 @@
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from amips.engines import ENGINES, engine_class
 from amips.errors import AmipsError, RunError
 from amips.index import Storage
 from amips.lean import rank_for
@@ -14,7 +16,6 @@ from amips.nets import Model, load_model
 from amips.nets.model import WEIGHTS
 from amips.task import Task
 
-EngineName = Literal["ivf", "flat", "hnsw"]
 Way = Literal["cells", "drop-in", "drop-in-rescored"]
 Stop = Literal["probes", "share"]
 Role = Literal["baseline", "contender", "reference"]
@@ -24,6 +25,9 @@ CENTROID, LINEAR, OWN = "centroid", "linear", "amips"
 AWARE, OWN_SWEEP = 1.5, (2.0, 4.0, 8.0)  # what `amips.fit` makes: query-aware cells, so many sqrt(n) of them,
 OWN_RANK, OWN_LEAN = 1 / 3, 0.4  # ... routed and scanned in so many of the dimensions
 LATER = {"aware": 0.0, "rank": 0, "stop": "probes", "lean": 0}  # fields that older results do not know
+SLUG_DIGEST = 10
+ENGINE_NAMES = ("ivf", "flat", *ENGINES)
+CELLS_OF_ENGINES = 4.0  # where cells can be addressed, in units of sqrt(n)
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,9 @@ class System:
     """One way to search.
 
     Args:
-        engine: "ivf" (FAISS inverted file), "flat" (every key) or "hnsw" (FAISS graph).
-        cells: of "ivf".
+        engine: "ivf" (FAISS inverted file), "flat" (every key), or one of `amips.engines`, which searches by
+            itself: "hnsw", "scann", ... Such an engine is given x if `router` is "centroid".
+        cells: of "ivf", and of engines whose cells can be addressed.
         router: "centroid", "linear" (trained by the bench on the task), or the directory of a run.
         route: "cells" lets the router choose cells and scores keys with x. "drop-in" puts the predicted
             key in the place of x throughout, as in the paper; "drop-in-rescored" then scores candidates
@@ -46,7 +51,7 @@ class System:
         label: what to call its router in tables and plots.
     """
 
-    engine: EngineName = "ivf"
+    engine: str = "ivf"
     cells: int = 0
     router: str = CENTROID
     route: Way = "cells"
@@ -59,14 +64,17 @@ class System:
     lean: int = 0
 
     def __post_init__(self) -> None:
-        choices = (("engine", EngineName), ("route", Way), ("storage", Storage), ("stop", Stop))
-        for name, known in choices:
-            if getattr(self, name) not in get_args(known):
-                raise AmipsError(
-                    f"system: {name}={getattr(self, name)!r} is not one of {', '.join(get_args(known))}"
-                )
-        if self.engine == "ivf" and self.cells < 1:
-            raise AmipsError(f"system: cells={self.cells}: engine 'ivf' needs at least 1")
+        choices = {"route": get_args(Way), "storage": get_args(Storage), "stop": get_args(Stop)}
+        for name, known in {"engine": ENGINE_NAMES, **choices}.items():
+            if getattr(self, name) not in known:
+                raise AmipsError(f"system: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+        if self.engine in ENGINES and self.router != CENTROID:
+            can = engine_class(self.engine).celled
+            if self.route == "drop-in" or (self.route == "cells" and not can):
+                ways = "'drop-in-rescored'" + (" or 'cells'" if can else "")
+                raise AmipsError(f"system: route={self.route!r}: engine {self.engine!r} can have {ways}")
+        if self.cells < 1 and self.routed:
+            raise AmipsError(f"system: cells={self.cells}: engine {self.engine!r} needs at least 1")
         if self.route != "cells" and self.router in (CENTROID, LINEAR):
             raise AmipsError(f"system: route={self.route!r} needs a run whose model predicts one key")
         if self.rank and self.router != LINEAR:
@@ -84,39 +92,61 @@ class System:
     @property
     def role(self) -> Role:
         """What part it plays in a comparison."""
+        if self.router != CENTROID and self.engine != "flat":
+            return "contender"
         if self.engine != "ivf":
             return "reference"
-        plain = self.router == CENTROID and self.stop == "probes" and not self.aware and not self.lean
+        plain = self.stop == "probes" and not self.aware and not self.lean
         return "baseline" if plain else "contender"
+
+    @property
+    def routed(self) -> bool:
+        """Whether cells are chosen and scanned; otherwise an engine searches by itself."""
+        return self.engine == "ivf" or (
+            self.engine in ENGINES and self.router != CENTROID and self.route == "cells"
+        )
+
+    @property
+    def host(self) -> str | None:
+        """For a contender on an engine of its own: the family of that engine searched with x."""
+        if self.engine == "ivf" or self.role != "contender":
+            return None
+        return self._engine_title
 
     @property
     def family(self) -> str:
         """Its name without the number of cells: systems of one family share one Pareto front."""
         if self.engine == "flat":
             return "exact, all keys"
-        if self.engine == "hnsw":
-            return f"HNSW, {self.links} links"
+        if self.role == "reference":
+            return self._engine_title
         name = self.label or (self.router if self.router in (CENTROID, LINEAR) else Path(self.router).name)
         way = {"cells": "", "drop-in": ", drop-in", "drop-in-rescored": ", drop-in, scored again"}[self.route]
         if not self.label:
             name += f", rank {self.rank}" if self.rank else ""
             name += ", query-aware cells" if self.aware else ""
             name += ", by share" if self.stop == "share" else ""
-        return name + way + ("" if self.storage == "flat" else f", {self.storage}")
+        on = "" if self.engine == "ivf" else f"{self._engine_title}: "
+        return on + name + way + ("" if self.storage == "flat" else f", {self.storage}")
+
+    @property
+    def _engine_title(self) -> str:
+        title = engine_class(self.engine).title
+        return f"{title}, {self.links} links" if self.engine == "hnsw" else title
 
     @property
     def name(self) -> str:
         """Its name in full."""
-        return f"{self.family}, {self.cells:,} cells" if self.engine == "ivf" else self.family
+        return f"{self.family}, {self.cells:,} cells" if self.routed else self.family
 
     @property
     def slug(self) -> str:
         """A file name: readable, and different for different systems."""
         described = {**asdict(self), "label": "", "router": self._router_identity()}
         described = {name: v for name, v in described.items() if name not in LATER or v != LATER[name]}
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:10]
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:SLUG_DIGEST]
         word = self.router if self.router in (CENTROID, LINEAR) else "model"
-        parts = [self.engine, *([str(self.cells), word, self.route] if self.engine == "ivf" else [])]
+        parts = [self.engine, *([str(self.cells), word, self.route] if self.role != "reference" else [])]
         return "-".join([*parts, digest])
 
     @property
@@ -127,7 +157,7 @@ class System:
 
     def _router_identity(self) -> str:
         """A run is what its weights are, wherever it is kept."""
-        if self.engine != "ivf" or self.router in (CENTROID, LINEAR):
+        if self.engine == "flat" or self.router in (CENTROID, LINEAR):
             return self.router
         weights = Path(self.router) / WEIGHTS
         if not weights.exists():
@@ -147,9 +177,9 @@ def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
     return [*plain, *own, *model_systems(task, models), System(engine="flat"), System(engine="hnsw")]
 
 
-def own_systems(n: int, d: int) -> list[System]:
-    """What `amips.fit` chooses from, with float32 keys and with lean storage."""
-    counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in OWN_SWEEP})
+def own_systems(n: int, d: int, factors: tuple[float, ...] = OWN_SWEEP) -> list[System]:
+    """What `amips.fit` chooses from, with float32 keys and with lean storage; factors x sqrt(n) cells."""
+    counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in factors})
     rank = rank_for(d, OWN_RANK)
     common: dict[str, Any] = {"router": LINEAR, "aware": AWARE, "rank": rank, "stop": "share", "label": OWN}
     kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, OWN_LEAN)}]
@@ -174,6 +204,29 @@ def model_systems(task: Task, models: "dict[str, Model]") -> list[System]:
     return systems
 
 
+def engine_systems(task: Task, names: "Sequence[str]", models: "dict[str, Model]") -> list[System]:
+    """Engines searched with x and, for every mapper, with the predicted key.
+
+    Where cells can be addressed, models choose them too.
+    """
+    systems = []
+    for name in dict.fromkeys(names):
+        celled = engine_class(name).celled
+        # One number of cells, so that all share one engine; models that score cells have the task's.
+        own = task.c if any(model.c > 1 for model in models.values()) else 0
+        cells = min(own or max(2, round(CELLS_OF_ENGINES * task.n**0.5)), task.n) if celled else 0
+        systems.append(System(engine=name, cells=cells))
+        for run, model in models.items():
+            label = model_label(run, model)
+            if model.c == 1:
+                systems.append(
+                    System(engine=name, cells=cells, router=run, route="drop-in-rescored", label=label)
+                )
+            if celled and model.c in (1, cells):
+                systems.append(System(engine=name, cells=cells, router=run, label=label))
+    return systems
+
+
 def _counts(task: Task) -> list[int]:
     return sorted({*sweep(task.n), *([task.c] if task.c > 1 else [])})
 
@@ -184,7 +237,7 @@ def model_label(run: str, model: Model) -> str:
     return f"{kind} {Path(run).name}"
 
 
-def load_models(runs: "list[str | Path] | tuple[str | Path, ...]") -> "dict[str, Model]":
+def load_models(runs: "Sequence[str | Path]") -> "dict[str, Model]":
     """The models of finished runs by directory; no two may have the same name."""
     for run in runs:
         if not (Path(run) / WEIGHTS).exists():

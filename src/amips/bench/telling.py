@@ -20,12 +20,14 @@ from amips.bench.derive import (
     yardstick_seconds,
 )
 from amips.bench.facts import facts, top_scores, training_curves
+from amips.bench.hosted import hosted_sentences, hosted_tables
 from amips.bench.machine import describe, threads
 from amips.bench.running import Settings
 from amips.bench.store import Run, Store
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.bench.systems import CENTROID, LINEAR, System
 from amips.bench.verdict import TARGETS, best_system, give_verdict
+from amips.engines import ENGINES, engine_class
 from amips.task import Task
 
 AXES: dict[Axis, str] = {
@@ -47,7 +49,8 @@ def summarize(task: Task, store: Store, settings: Settings, systems: list[System
     batch = min(settings.batch, len(task.test))
     bootstrap = Bootstrap(np.asarray(task.test.source), seed=settings.seed)
     held = on_val(runs, task)
-    verdict = give_verdict(tested, held, bootstrap, len(task.test), batch, seconds)
+    hosted = hosted_sentences(tested, bootstrap, batch)
+    verdict = give_verdict(tested, held, bootstrap, len(task.test), batch, seconds, hosted)
     best = best_system(held)
     values = {
         "chosen": verdict.chosen,
@@ -61,6 +64,7 @@ def summarize(task: Task, store: Store, settings: Settings, systems: list[System
         verdict=verdict.sentences,
         tables=[
             _ratio_table(tested, bootstrap, batch),
+            *hosted_tables(tested, bootstrap, batch),
             _cost_table(tested, seconds, task),
             _point_table(tested, seconds, task),
         ],
@@ -86,7 +90,9 @@ def _point(measured: Measured, family: str, seconds: dict[str, float]) -> dict[s
     run = measured.run
     point: dict[str, Any] = {"family": family, "system": run.system.name, "budget": run.budget}
     point |= {metric: float(measured.metric(metric).mean()) for metric in METRICS}
-    point |= {"network": run.network, "coarse": run.coarse, "scan": float(run.scan[measured.rows].mean())}
+    if measured.cost("flops") is not None:
+        scan = float(run.scan[measured.rows].mean())
+        point |= {"network": run.network, "coarse": run.coarse, "scan": scan}
     for axis in AXES:
         cost = measured.cost(axis)
         if cost is not None:
@@ -114,13 +120,15 @@ def _costs(tested: list[Family], seconds: dict[str, float], task: Task) -> list[
 def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> Table:
     rows = []
     for cost in _costs(tested, seconds, task):
+        family = next(family for family in tested if family.name == cost["family"])
+        unknown = "not reached" if family.told("flops") else "not told"
         shares = [cost["flops"], cost["scanned"]]
         times = [cost[axis] for axis in ("single/1", "single/all", "batch/1", "batch/all")]
         rows.append(
             [
                 f"{cost['metric']} {cost['recall']:.2f}",
                 cost["family"],
-                *("not reached" if v is None else f"{v:.2%}" for v in shares),
+                *(unknown if v is None else f"{v:.2%}" for v in shares),
                 *("-" if v is None else f"{v * 1e6:,.0f}" for v in times),
             ]
         )
@@ -136,7 +144,7 @@ def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Tabl
     axes: list[Axis] = ["flops", "scanned", "single/1", "single/all", "batch/1", "batch/all"]
     for metric, target in TARGETS:
         for family in tested:
-            if base is None or family.role != "contender":
+            if base is None or family.role != "contender" or family.host is not None:
                 continue
             ratios = [bootstrap.ratio(base, family, axis, metric, target) for axis in axes]
             cells = ["-" if r is None else f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios]
@@ -151,27 +159,28 @@ def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Tabl
 
 
 def _point_table(tested: list[Family], seconds: dict[str, float], task: Task) -> Table:
-    """The points of each family's FLOPs front."""
+    """The points of each family's FLOPs front, or of its front of time if FLOPs are not told."""
     rows = []
     for family in tested:
-        for i in front(family.costs("flops"), family.recalls("recall@10")):
+        axis: Axis = "flops" if family.told("flops") else "single/1"
+        for i in front(family.costs(axis), family.recalls("recall@10")):
             run = family.runs[int(i)].run
             point = _point(family.runs[int(i)], family.name, seconds)
             times = [point.get(axis) for axis in ("single/1", "batch/1")]
             rows.append(
                 [
                     family.name,
-                    f"{run.system.cells:,}" if run.system.engine == "ivf" else "-",
+                    f"{run.system.cells:,}" if run.system.routed else "-",
                     f"{run.budget:,}",
                     *(f"{point[m]:.3f}" for m in ("recall@1", "recall@10", "recall@0.1%", "mrr")),
-                    *(f"{point[part] / 1e6:.2f}" for part in ("network", "coarse", "scan")),
-                    f"{point['scanned'] / task.n:.2%}",
+                    *(f"{point[p] / 1e6:.2f}" if p in point else "-" for p in ("network", "coarse", "scan")),
+                    f"{point['scanned'] / task.n:.2%}" if "scanned" in point else "-",
                     *("-" if t is None else f"{t * 1e6:,.0f}" for t in times),
                 ]
             )
     head = ["routed by", "cells", "probes", "recall@1", "recall@10", "recall@0.1%", "MRR"]
     head += ["MFLOP: network", "coarse", "scan", "keys scanned", "us, batch 1", "us, large batch"]
-    return Table("The best points of each", head, rows, "One thread. For HNSW the budget is efSearch.")
+    return Table("The best points of each", head, rows, f"One thread.{_budgets_of(tested)}")
 
 
 def _charts(tested: list[Family], seconds: dict[str, float], task: Task) -> list[Chart]:
@@ -206,7 +215,7 @@ def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, 
         texts = []
         for i in best:
             run = family.runs[int(i)].run
-            where = f"{run.system.name}, " + ("efSearch" if run.system.engine == "hnsw" else "probes")
+            where = f"{run.system.name}, {_budget_of(run.system)}"
             shown = f"{cost[i] * unit:.4g}"
             texts.append(f"{where} {run.budget:,}: {metric} {recall[i]:.4f}, {AXES[axis]} {shown}")
         role: Any = family.role
@@ -215,11 +224,24 @@ def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, 
     return Panel("", AXES[axis], metric, series, log_x=True)
 
 
+def _budget_of(system: System) -> str:
+    """What a budget counts."""
+    by_itself = system.engine in ENGINES and not system.routed
+    return engine_class(system.engine).budget if by_itself else "probes"
+
+
+def _budgets_of(tested: list[Family]) -> str:
+    """The budgets of engines that search by themselves, for a note."""
+    systems = [family.runs[0].run.system for family in tested]
+    own = {engine_class(s.engine).title: _budget_of(s) for s in systems if _budget_of(s) != "probes"}
+    return "".join(f" For {title} the budget is {budget}." for title, budget in own.items())
+
+
 def _cells_of(runs: list[Run]) -> str:
     """Which numbers of cells each family could choose from: not all need have the same."""
     counts: dict[str, set[int]] = {}
     for run in runs:
-        if run.system.engine == "ivf":
+        if run.system.routed:
             counts.setdefault(run.system.family, set()).add(run.system.cells)
     return "; ".join(f"{name} {', '.join(f'{c:,}' for c in sorted(cells))}" for name, cells in counts.items())
 

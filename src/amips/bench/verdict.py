@@ -28,9 +28,10 @@ class Verdict:
 def choose(on_val: list[Family]) -> str | None:
     """The contender that costs the fewest FLOPs on the val queries at the highest recall any reaches.
 
-    Where none reaches any, the one that comes nearest.
+    Where none reaches any, the one that comes nearest. A model on an engine of its own is no contender of
+    FAISS IVF: what it gains, or loses, may be the engine's.
     """
-    contenders = [family for family in on_val if family.role == "contender"]
+    contenders = [family for family in on_val if family.role == "contender" and family.host is None]
     for target in HEADLINES:
         costs = {f.name: f.cost_at("flops", "recall@10", target) for f in contenders}
         reached = {name: cost for name, cost in costs.items() if not math.isnan(cost)}
@@ -45,7 +46,8 @@ def best_system(on_val: list[Family]) -> System | None:
 
     At the highest recall that any reaches; None where none reaches any.
     """
-    routed = [run for family in on_val if family.role != "reference" for run in family.runs]
+    families = [family for family in on_val if family.role != "reference" and family.host is None]
+    routed = [run for family in families for run in family.runs]
     for target in HEADLINES:
         found = Family("routed", "contender", routed).nearest("flops", "recall@10", target)
         if found is not None:
@@ -60,15 +62,16 @@ def give_verdict(
     queries: int,
     batch: int,
     seconds: dict[str, float],
+    more: list[str] | None = None,
 ) -> Verdict:
-    """What a person wants to know: does it pay, how much, where not, and what else there is."""
+    """What a person wants to know: does it pay, how much, where not, what else there is; then `more`."""
     base = baseline(tested)
     name = choose(on_val)
     ours = next((family for family in tested if family.name == name), None)
     sentences = []
     if base is not None and ours is not None:
         sentences = _comparison(base, ours, bootstrap, queries, batch)
-    sentences += _references(tested, ours or base, seconds, batch)
+    sentences += [*_references(tested, ours or base, seconds, batch), *(more or [])]
     return Verdict(sentences or ["Nothing was compared: there is no baseline, or nothing beside it."], name)
 
 

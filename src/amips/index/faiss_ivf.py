@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from amips.blas import faiss
 from amips.errors import AmipsError, BundleError
-from amips.index.running import Running, best_first
+from amips.index.running import Running, best_first, best_of, score_candidates
 from amips.lean import Projection
 from amips.vectors import Floats, Vectors
 
@@ -226,25 +226,14 @@ class FaissIVF:
 
     def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
         """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
-        m, r = candidates.shape
-        width = max(k, r)
-        scores = np.full((m, width), -np.inf, np.float32)
-        if self.keys is not None and self.keys.dtype == np.float32 and self.keys.flags.c_contiguous:
-            true, ids = np.empty((m, r), np.float32), np.ascontiguousarray(candidates, np.int64)
-            x = np.ascontiguousarray(x, np.float32)
-            pointers = [faiss.swig_ptr(a) for a in (true, x, self.keys, ids)]
-            faiss.fvec_inner_products_by_idx(*pointers, self.d, m, r)  # -inf where an id is -1
-            scores[:, :r] = true
-        else:
-            step = max(1, REFINE_BYTES // (4 * self.d * r))
-            for low in range(0, m, step):
-                ids = candidates[low : low + step]
-                rows = self._keys_at(np.maximum(ids, 0))
-                true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
-                scores[low : low + step, :r] = np.where(ids < 0, -np.inf, true)
-        padded = np.full((m, width), -1, np.int64)
-        padded[:, :r] = candidates
-        return best_first(scores, padded, k)
+        keys = self.keys
+        if keys is None or keys.dtype != np.float32 or not keys.flags.c_contiguous:
+            return score_candidates(self._keys_at, x, candidates, k, REFINE_BYTES)
+        x, ids = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(candidates, np.int64)
+        scores = np.empty(ids.shape, np.float32)
+        pointers = [faiss.swig_ptr(a) for a in (scores, x, keys, ids)]
+        faiss.fvec_inner_products_by_idx(*pointers, self.d, *ids.shape)  # -inf where an id is -1
+        return best_of(scores, ids, k)
 
     def _keys_at(self, ids: Ids) -> Floats:
         """Float32 keys by id, [..., d]."""

@@ -1,4 +1,6 @@
-"""Keeping the best keys so far, for queries whose cells are visited in any order."""
+"""Keeping the best keys so far, for queries whose cells are visited in any order, and scoring candidates."""
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,3 +76,30 @@ def best_first(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
     order = np.lexsort((ids, -scores), axis=1)[:, :k]
     rows = np.arange(len(scores))[:, None]
     return scores[rows, order], ids[rows, order]
+
+
+def best_of(scores: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
+    """As `best_first`, for candidates [m, r] that may be fewer than k: then -inf and -1 follow."""
+    short = k - candidates.shape[1]
+    if short > 0:  # padding costs as much as scoring one query: only where it must be
+        missing = ((0, 0), (0, short))
+        scores = np.pad(scores, missing, constant_values=-np.inf)
+        candidates = np.pad(candidates, missing, constant_values=-1)
+    return best_first(scores, candidates, k)
+
+
+def score_candidates(
+    keys_at: Callable[[Ids], Floats], x: Floats, candidates: Ids, k: int, block_bytes: int
+) -> tuple[Floats, Ids]:
+    """True inner products of the candidates [m, r] (-1 skips), and the k best of them, [m, k].
+
+    `keys_at` gives keys by id, [..., d]; `block_bytes` of them at a time.
+    """
+    scores = np.empty(candidates.shape, np.float32)
+    step = max(1, block_bytes // max(1, 4 * x.shape[1] * candidates.shape[1]))
+    for low in range(0, len(x), step):
+        ids = candidates[low : low + step]
+        rows = keys_at(np.maximum(ids, 0))
+        true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
+        scores[low : low + step] = np.where(ids < 0, -np.inf, true)
+    return best_of(scores, candidates, k)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from amips.bench.summary import Summary
+from amips.engines import engine_class
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked, write_atomic
 
@@ -33,6 +34,7 @@ def study(
     out: str | Path,
     scale: str = "small",
     seed: int = 0,
+    engine: str | None = None,
     progress: bool = False,
     also: Sequence[str | Path] = (),
 ) -> Summary:
@@ -43,12 +45,17 @@ def study(
         data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
         out: where everything goes; studies that are given the same share their tasks and models.
         scale: "smoke" (seconds), "small" (minutes on two cores) or "full" (the paper's settings).
+        engine: of `amips.engines`, for the study "ivf": the same comparison there, written to OUT/ivf-ENGINE.
         also: of "encoders", further such directories: vectors of other encoders.
     """
     if name not in STUDIES:
         raise AmipsError(f"there is no study {name!r}; there are {', '.join(STUDIES)}")
     if also and name != "encoders":
         raise AmipsError(f"study {name}: only encoders compares data; leave out also (--also)")
+    if engine is not None:
+        if name != "ivf":
+            raise AmipsError(f"the study {name!r} has no engine; 'ivf' has")
+        engine_class(engine).require()
     try:
         from amips.bench.studies.lab import Lab
     except ModuleNotFoundError as problem:
@@ -56,13 +63,15 @@ def study(
             raise
         raise AmipsError("studies need torch; pip install 'amips[train]'") from None
     from amips.bench.figures import figures
+    from amips.bench.studies.hosted import run as run_hosted
 
     module, function = STUDIES[name]
     lab = Lab(data, scale, out, seed, progress, also)
     busy = ResultsError(f"another study is at work in {out}; wait for it, or choose another out")
     with locked(lab.work / ".lock", busy):
-        made: Summary = getattr(importlib.import_module(f"amips.bench.studies.{module}"), function)(lab)
-    folder = lab.out / name
+        run = getattr(importlib.import_module(f"amips.bench.studies.{module}"), function)
+        made: Summary = run(lab) if engine is None else run_hosted(lab, engine)
+    folder = lab.out / (name if engine is None else made.name)
     made.save(folder)
     write_atomic(folder / "table.md", markdown(made).encode())
     figures(made, folder)

@@ -1,0 +1,194 @@
+"""What else was tried to make search cheaper, on val: most of it does not help.
+
+    python benchmarks/tried.py TASK --out RUNS --minutes 0.4
+
+Each line changes one thing of the recipe (query-aware cells, a router of reduced rank, as many probes as each
+query needs, float32 keys). FLOPs at a recall of the top 10, as a share of a full scan. The table goes to
+results/tried.md.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import amips
+from amips import exact
+from amips.cells import Cells, query_aware, wanted_by
+from amips.files import write_manifest
+from amips.lean import rank_for
+from amips.nets import Model
+from amips.search.expected import Routed
+from amips.task import Task
+from amips.task.store import MANIFEST, task_files
+from amips.vectors import Floats, open_vectors
+
+RECALLS = (0.90, 0.95)
+STRENGTH, SEED = 1.5, 0
+EXTRA = 50_000  # rows that more training signal adds
+ROUNDS = 30  # of prices that keep moved keys balanced
+
+
+class Trials:
+    """A task and what was trained on it."""
+
+    def __init__(self, task: Task, out: Path, minutes: float) -> None:
+        self.task, self.out, self.minutes = task, out, minutes
+        self.count = round(4 * math.sqrt(task.n))
+        self.queries = open_vectors(task.path / "train" / "queries.npy")
+        self.top = np.asarray(task.train.top_ids)[:, :10]
+        self.rank = rank_for(task.d, 1 / 3)
+
+    def cells(self, strength: float) -> Cells:
+        """Query-aware cells of this strength."""
+        keys = open_vectors(self.task.path / "keys.npy")
+        return query_aware(keys, self.queries, self.top, self.count, strength=strength, iterations=10)
+
+    def train(self, name: str, cells: Cells, rank: int, longer: float = 1, task: Task | None = None) -> Model:
+        """A router for these cells."""
+        return amips.train(
+            (task or self.task).with_cells(cells),
+            amips.Linear(rank=rank),
+            recipe=amips.Recipe(route_top=10),
+            minutes=self.minutes * longer,
+            out=self.out / name.replace(" ", "-").replace("/", "-"),
+            evaluations=1,
+        )
+
+    def costs(self, model: Model, cells: Cells) -> list[str]:
+        """FLOPs at each recall."""
+        val = self.task.val
+        wanted = cells.assignment[np.asarray(val.top_ids)[:, :10]]
+        seen = Routed(model.scores(np.asarray(val.queries)), wanted, cells.sizes)
+        per_key, full = 2 * self.task.d, 2 * self.task.d * self.task.n
+        scans = [seen.by_share(seen.share_for(recall)).scanned.mean() * per_key for recall in RECALLS]
+        return [f"{(model.architecture.score_flops + scan) / full:.2%}" for scan in scans]
+
+    def spilled(self, model: Model, cells: Cells, share: float) -> list[str]:
+        """The same with this share of the keys in a second cell, too: the one that they fit next best."""
+        n, task = self.task.n, self.task
+        fits = self.fit_of_keys(model)
+        own = fits[np.arange(n), cells.assignment].copy()
+        fits[np.arange(n), cells.assignment] = -np.inf
+        second, margin = fits.argmax(axis=1), own - fits.max(axis=1)
+        twice = margin <= np.quantile(margin, share)
+        sizes = cells.sizes + np.bincount(second[twice], minlength=cells.count)
+        true = np.asarray(task.val.top_ids)[:, :10]
+        scores = model.scores(np.asarray(task.val.queries))
+        temperature = Routed(scores, cells.assignment[true], cells.sizes).temperature
+        shares = np.exp((scores - scores.max(axis=1, keepdims=True)) / temperature)
+        shares /= shares.sum(axis=1, keepdims=True)
+        there = [np.take_along_axis(shares, where[true], axis=1) for where in (cells.assignment, second)]
+        best = np.maximum(there[0], np.where(twice[true], there[1], 0)).ravel()
+        made = []
+        for recall in RECALLS:
+            bound = np.quantile(best, 1 - recall)
+            scan = 2 * task.d * ((shares >= bound) @ sizes).mean()
+            made.append(f"{(model.architecture.score_flops + scan) / (2 * task.d * n):.2%}")
+        return made
+
+    def moved(self, model: Model, cells: Cells) -> Cells:
+        """Each key in the cell that the router prefers for its queries, at prices that keep cells even."""
+        fits, price = self.fit_of_keys(model), np.zeros(cells.count, np.float32)
+        for _ in range(ROUNDS):
+            chosen = (fits - price).argmax(axis=1)
+            sizes = np.maximum(np.bincount(chosen, minlength=cells.count), 1)
+            price += 0.1 * fits.std() * np.clip(np.log(sizes / sizes.mean()), -1, 1).astype(np.float32)
+        return Cells(chosen.astype(np.int32), cells.centroids)
+
+    def fit_of_keys(self, model: Model) -> Floats:
+        """How the router scores each key, moved towards its queries, [n, c]."""
+        wanted = wanted_by(self.queries, self.top, self.task.n)(0, self.task.n)
+        return model.scores(np.ascontiguousarray(self.task.keys + STRENGTH * wanted, np.float32))
+
+    def with_more(self, name: str, x: Floats, top: NDArray[np.integer]) -> Task:  # type: ignore[type-arg]
+        """The task with more training rows."""
+        out = self.out / f"task-{name}"
+        if not (out / MANIFEST).exists():
+            for file in task_files(False):
+                target = out / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.exists():
+                    target.symlink_to((self.task.path / file).resolve())
+            for file, more in (("queries.npy", x), ("top/ids.npy", top)):
+                (out / "train" / file).unlink()
+                np.save(
+                    out / "train" / file, np.concatenate([np.load(self.task.path / "train" / file), more])
+                )
+            fields = {k: v for k, v in self.task.manifest.items() if k != "files"}
+            fields["options"] = {**fields["options"], "more": name}
+            write_manifest(out, MANIFEST, fields, task_files(False))
+        return Task(out)
+
+
+def signals(trials: Trials) -> dict[str, Callable[[], tuple[Floats, NDArray[np.integer]]]]:  # type: ignore[type-arg]
+    """More rows to train on, with their exact top keys."""
+    task, rng = trials.task, np.random.default_rng(SEED)
+    rows = rng.choice(len(task.train), min(EXTRA, len(task.train)), replace=False)
+    x = np.asarray(task.train.queries)[rows]
+    keys = np.asarray(task.keys)
+    best = keys[np.asarray(task.train.top_ids)[rows, 0]]
+
+    def labelled(vectors: Floats) -> tuple[Floats, NDArray[np.integer]]:  # type: ignore[type-arg]
+        unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+        return unit, exact.top_k(keys, unit, task.train.top_ids.shape[1])[1].astype(np.int32)
+
+    return {
+        "noisy copies": lambda: labelled(x + 0.02 * rng.standard_normal(x.shape)),
+        "queries mixed with their top key": lambda: labelled(x + 0.5 * best),
+        "keys as queries": lambda: labelled(keys[rng.choice(task.n, min(EXTRA, task.n), replace=False)]),
+    }
+
+
+def main() -> None:
+    """Try, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("task", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=0.4)
+    parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results" / "tried.md")
+    o = parser.parse_args()
+    task = Task(o.task)
+    t = Trials(task, o.out, o.minutes)
+    rows: list[list[str]] = []
+
+    def tell(name: str, costs: list[str]) -> None:
+        rows.append([name, *costs])
+        print("  ".join(rows[-1]), flush=True)
+
+    cells = t.cells(STRENGTH)
+    base = t.train("base", cells, t.rank)
+    tell(f"the recipe: query-aware {STRENGTH}, rank {t.rank}", t.costs(base, cells))
+    for strength in (0.0, 0.75, 3.0, 6.0):
+        others = t.cells(strength)
+        tell(f"query-aware {strength}", t.costs(t.train(f"aware {strength}", others, t.rank), others))
+    for rank in sorted({rank_for(task.d, share) for share in (1 / 6, 1 / 2, 1)}):
+        tell(f"rank {rank}", t.costs(t.train(f"rank {rank}", cells, rank), cells))
+    tell("trained twice as long", t.costs(t.train("longer", cells, t.rank, 2), cells))
+    moved = t.moved(base, cells)
+    tell(
+        "keys moved to the cell their queries are sent to, trained again",
+        t.costs(t.train("moved", moved, t.rank), moved),
+    )
+    for share in (0.1, 0.5, 1.0):
+        tell(f"{share:.0%} of the keys in a second cell, too", t.spilled(base, cells, share))
+    for name, make in signals(t).items():
+        more = t.with_more(name.replace(" ", "-"), *make())
+        tell(
+            f"{EXTRA:,} more rows: {name}", t.costs(t.train(f"more {name}", cells, t.rank, task=more), cells)
+        )
+    head = ["", *(f"recall@10 {recall:.2f}" for recall in RECALLS)]
+    lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
+    about = (
+        f"`python benchmarks/tried.py TASK --out RUNS --minutes {o.minutes}`; {task.n:,} keys, d = {task.d}, "
+        f"{t.count:,} cells, {len(task.train):,} training queries, {len(task.val):,} val queries. FLOPs of "
+        "router and scan, float32 keys, as many probes as each query needs, as a share of a full scan."
+    )
+    o.write.write_text("\n".join(["# What else was tried", "", about, "", *lines, ""]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Engines of their own (ScaNN, pgvector, ...): what a model gains over the same engine searched with x."""
+
+from amips.bench.derive import Axis, Bootstrap, Family
+from amips.bench.summary import Table
+from amips.bench.verdict import HEADLINES, TARGETS, in_words
+
+AXES: tuple[Axis, ...] = ("flops", "scanned", "single/1", "single/all", "batch/1", "batch/all")
+
+
+def pairs(tested: list[Family]) -> list[tuple[Family, Family]]:
+    """(the engine searched with x, the same engine with a model), for every one that was run with both."""
+    named = {family.name: family for family in tested}
+    return [(named[f.host], f) for f in tested if f.host is not None and f.host in named]
+
+
+def hosted_tables(tested: list[Family], bootstrap: Bootstrap, batch: int) -> list[Table]:
+    """How many times less a model costs than x on the same engine; no table if there is none."""
+    rows = []
+    for metric, target in TARGETS:
+        for base, ours in pairs(tested):
+            cells = []
+            for axis in AXES:
+                ratio = bootstrap.ratio(base, ours, axis, metric, target)
+                text = "-" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+                cells.append(text if base.told(axis) and ours.told(axis) else "not told")
+            rows.append([f"{metric} {target:.2f}", ours.name, *cells])
+    if not rows:
+        return []
+    head = ["recall", "engine: model", "FLOPs", "keys scanned", "time: batch 1, 1 thread", "batch 1, all"]
+    head += [f"batch {batch:,}, 1 thread", f"batch {batch:,}, all"]
+    note = (
+        "How many times less than the same engine searched with x: above 1 is a gain. In brackets the 95 % "
+        "interval; - where one does not reach the recall; not told where the engine does not say what it "
+        "looked at: then there is only time. Databases have threads of their own, whatever the column says."
+    )
+    return [Table("Engines: a model against x", head, rows, note)]
+
+
+def hosted_sentences(tested: list[Family], bootstrap: Bootstrap, batch: int) -> list[str]:
+    """One for each model on each engine, at the highest recall that both reach."""
+    axes: list[tuple[Axis, str]] = [("single/1", "batch 1"), ("batch/1", f"batch {batch:,}")]
+    sentences = []
+    for base, ours in pairs(tested):
+        for target in HEADLINES:
+            parts = []
+            for axis, words in axes:
+                ratio = bootstrap.ratio(base, ours, axis, "recall@10", target)
+                if ratio is not None:
+                    parts.append(f"{in_words(ratio, 'time', 'less', 'more')} ({words})")
+            if flops := bootstrap.ratio(base, ours, "flops", "recall@10", target):
+                parts.insert(0, in_words(flops, "FLOPs", "fewer", "more"))
+            if parts:
+                sentences.append(
+                    f"{ours.name}, at recall@10 = {target:.2f} against {base.name} searched with x, one "
+                    f"thread: {', '.join(parts)}."
+                )
+                break
+        else:
+            sentences.append(f"{ours.name} does not reach recall@10 = {HEADLINES[-1]:.2f} where x does.")
+    silent = dict.fromkeys(base.name for base, _ in pairs(tested) if not base.told("flops"))
+    if silent:
+        sentences.append(f"{', '.join(silent)}: FLOPs and keys scanned are not told; there is only time.")
+    return sentences
