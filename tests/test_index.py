@@ -6,6 +6,7 @@ import pytest
 from amips import AmipsError, BundleError
 from amips.blas import faiss
 from amips.index import FaissIVF, faiss_ivf
+from amips.index.running import best_first
 from amips.lean import learn
 from amips.vectors import open_vectors
 from reference import best_in_cells
@@ -295,6 +296,28 @@ class TestScoreAgain:
         candidates = np.tile(np.arange(N)[::-1], (40, 1))
         ids = whole.engine.score_again(whole.x, candidates, 50)[1]
         np.testing.assert_array_equal(ids, whole.brute(np.tile(np.arange(C), (40, 1)), 50)[1])
+
+
+class TestBestFirst:
+    """The k best of each row, ties to the lower id, however many rows there are."""
+
+    @pytest.mark.parametrize("rows", [1, 16, 17, 60])
+    @pytest.mark.parametrize(("width", "k"), [(100, 1), (100, 10), (100, 24), (100, 25), (100, 100), (7, 5)])
+    @pytest.mark.parametrize("levels", [3, 12, 10**6])
+    def test_as_sorted(self, rows, width, k, levels):
+        rng = np.random.default_rng([rows, width, k, levels])
+        scores = rng.integers(0, levels, (rows, width)).astype(np.float32)
+        ids = np.argsort(rng.random((rows, width)), axis=1)
+        scores[rng.random((rows, width)) < 0.2] = -np.inf
+        scores[0] = -np.inf
+        got = best_first(scores, ids, k)
+        for row in range(rows):
+            order = sorted(range(width), key=lambda i: (-scores[row, i], ids[row, i]))[:k]
+            np.testing.assert_array_equal(got[1][row], ids[row, order])
+            np.testing.assert_array_equal(got[0][row], scores[row, order])
+
+    def test_no_rows(self):
+        assert best_first(np.empty((0, 50), np.float32), np.empty((0, 50), np.int64), 3)[1].shape == (0, 3)
 
 
 class TestFlops:
