@@ -485,6 +485,8 @@ def test_what_fit_makes_on_the_same_cells_shares_them_too(task, tmp_path, monkey
         assert opened.model.architecture.rank == 8
         np.testing.assert_array_equal(opened.cells, bench.cells(12, 1.5).assignment)
         assert (bench.cells(12, 1.5).assignment != bench.cells(12).assignment).any()
+        # The task's own cells are plain, though there are as many.
+        assert (bench.cells(task.c, 1.5).assignment != task.cells.assignment).any()
         for run in runs:
             share = shares()[run.budget]
             scores, ids = opened.search(bench.x, K, share=share)

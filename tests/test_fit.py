@@ -20,7 +20,7 @@ from amips.search.expected import Routed
 from amips.search.points import point_for
 from conftest import make_world
 
-MINUTES = 0.02
+MINUTES = 0.05
 CELLS = 24
 
 

@@ -642,7 +642,23 @@ class TestLoss:
         for row, chosen in zip(values.astype(np.float64) / 0.3, cells, strict=True):
             chances = np.exp(row) / np.exp(row).sum()
             want -= np.mean([np.log(chances[j]) for j in chosen]) / 7
-        got = route_loss(torch.from_numpy(values), torch.from_numpy(cells), 0.3)
+        got = route_loss(torch.from_numpy(values), torch.from_numpy(cells), None, Recipe(temperature=0.3))
+        assert float(got) == pytest.approx(want, rel=1e-5)
+
+    @pytest.mark.parametrize("share", [0.25, 1.0])
+    def test_listwise_is_cross_entropy_with_how_good_each_cell_s_best_is(self, share):
+        rng = np.random.default_rng(1)
+        values, sigma = rng.standard_normal((2, 7, C)).astype(np.float32)
+        cells = rng.integers(0, C, (7, 3))
+        recipe = Recipe(temperature=0.3, listwise=share, listwise_temperature=0.6)
+        want = 0.0
+        for row, good, chosen in zip(
+            values.astype(float) / 0.3, sigma.astype(float) / 0.6, cells, strict=True
+        ):
+            logs = np.log(np.exp(row) / np.exp(row).sum())
+            target = np.exp(good) / np.exp(good).sum()
+            want -= (1 - share) * logs[chosen].mean() / 7 + share * (target @ logs) / 7
+        got = route_loss(torch.from_numpy(values), torch.from_numpy(cells), torch.from_numpy(sigma), recipe)
         assert float(got) == pytest.approx(want, rel=1e-5)
 
     def test_total_loss_uses_the_temperature(self, centroids):
