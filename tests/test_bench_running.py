@@ -20,6 +20,7 @@ from amips.engines.hnsw import BUDGETS
 from amips.errors import AmipsError, ResultsError, RunError, TrainingInterrupted
 from amips.learn import train
 from amips.nets import Linear, Net, SupportNet, load_model
+from amips.search.points import shares
 from conftest import make_world
 from reference import architecture, base, best_in_cells, random_net
 
@@ -67,7 +68,7 @@ def coarse(name, opened, systems):
     if name == "centroid":
         return x @ centroids.T, x
     if name == "linear":
-        weights = opened.linear(opened.cells(CELLS)).weights
+        weights = opened.linear(opened.cells(CELLS), systems["linear"].linear_name).weights
         (w,) = (np.asarray(value, np.float64) for value in weights.values())
         return x @ w.reshape(CELLS, D).T, x
     model = load_model(systems["mapper"].router)
@@ -445,9 +446,9 @@ def test_systems_on_the_same_cells_share_one_index(task, systems, tmp_path, monk
     built = []
     real = running.FaissIVF.build
 
-    def build(keys, assignment, centroids, storage):
+    def build(keys, assignment, centroids, storage, projection=None):
         built.append((len(centroids), storage))
-        return real(keys, assignment, centroids, storage)
+        return real(keys, assignment, centroids, storage, projection)
 
     monkeypatch.setattr(running.FaissIVF, "build", staticmethod(build))
     other = System(cells=12)
@@ -456,6 +457,50 @@ def test_systems_on_the_same_cells_share_one_index(task, systems, tmp_path, monk
     assert built == [(12, "flat"), (CELLS, "flat")]
     for system in chosen:
         assert all(run.times for run in bench.store.runs([system]))
+
+
+def test_what_fit_makes_on_the_same_cells_shares_them_too(task, tmp_path, monkeypatch):
+    """Query-aware cells are made once, and one router is trained for both storages."""
+    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=1))
+    made = []
+    real = running.query_aware
+
+    def query_aware(keys, queries, top, count, *, strength, seed):
+        made.append((count, strength))
+        assert top.shape[1] == K
+        np.testing.assert_array_equal(queries.load(), task.train.queries)
+        return real(keys, queries, top, count, strength=strength, seed=seed)
+
+    monkeypatch.setattr(running, "query_aware", query_aware)
+    own = {"cells": 12, "router": "linear", "aware": 1.5, "rank": 8, "stop": "share"}
+    systems = [System(**own), System(**own, storage="lean", lean=8), System(cells=12)]
+    bench.run(systems, "bench")
+    assert sorted(made) == [(12, 0), (12, 1.5), (24, 0)]  # and the plain ones, of the baseline and yardstick
+    assert [p.name for p in bench.work.glob("linear-*")] == [systems[0].linear_name]
+    for system in systems[:2]:
+        runs = bench.store.runs([system])
+        opened = bench.open(system).searcher
+        assert opened.temperature > 0
+        assert opened.engine.storage == system.storage
+        assert opened.model.architecture.rank == 8
+        np.testing.assert_array_equal(opened.cells, bench.cells(12, 1.5).assignment)
+        assert (bench.cells(12, 1.5).assignment != bench.cells(12).assignment).any()
+        # The task's own cells are plain, though there are as many.
+        assert (bench.cells(task.c, 1.5).assignment != task.cells.assignment).any()
+        for run in runs:
+            share = shares()[run.budget]
+            scores, ids = opened.search(bench.x, K, share=share)
+            np.testing.assert_array_equal(run.ids, ids)
+            cost = opened.cost(bench.x, k=K, share=share)
+            np.testing.assert_array_equal(run.scanned, cost.scanned)
+            assert np.isfinite(scores[ids >= 0]).all()
+        found = [(run.rank > 0).mean() for run in runs]
+        assert found == sorted(found)
+        assert len(found) > 3
+
+
+def test_budgets_of_shares():
+    assert budgets(System(cells=20, stop="share")) == list(range(len(shares())))
 
 
 # what is kept to save time
@@ -530,10 +575,10 @@ def test_other_cells_of_a_task(task, tmp_path):
 
 def test_the_linear_router_is_trained_once(opened):
     cells = opened.cells(CELLS)
-    first = opened.linear(cells)
+    first = opened.linear(cells, f"linear-{CELLS}")
     weights = opened.work / f"linear-{CELLS}" / "model.safetensors"
     written = weights.stat().st_mtime_ns
-    second = opened.linear(cells)
+    second = opened.linear(cells, f"linear-{CELLS}")
     assert weights.stat().st_mtime_ns == written
     for name, value in first.weights.items():
         np.testing.assert_array_equal(value, second.weights[name])
@@ -560,7 +605,7 @@ def test_without_torch_the_linear_router_says_what_to_install(opened, monkeypatc
 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(AmipsError, match=r"needs torch; pip install 'amips\[train\]'"):
-        opened.linear(opened.cells(CELLS))
+        opened.linear(opened.cells(CELLS), "linear")
 
 
 def test_quantised_cells_are_scored_with_the_query(opened):

@@ -11,7 +11,7 @@ import pytest
 from amips.bench import System, bench, read_systems
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
-from amips.bench.systems import default_systems, load_models, model_systems, sweep
+from amips.bench.systems import default_systems, load_models, model_systems, own_systems, sweep
 from amips.cells import fingerprint_of
 from amips.errors import AmipsError, RunError
 from amips.nets import Net
@@ -188,7 +188,7 @@ def test_the_sweep_of_few_keys(n):
 
 
 def test_the_default_systems(tmp_path):
-    task = SimpleNamespace(n=10_000, c=64)
+    task = SimpleNamespace(n=10_000, c=64, d=96)
     models = load_models([a_run(tmp_path / "mapper"), a_run(tmp_path / "cells", c=64)])
     systems = default_systems(task, models)
     swept = [50, 64, 100, 200, 400, 1000]
@@ -197,18 +197,111 @@ def test_the_default_systems(tmp_path):
         by_family.setdefault(system.family, []).append(system.cells)
     assert by_family == {
         "centroid": swept,
-        "linear": swept,
+        "amips": [200, 400, 800],
+        "amips, lean": [200, 400, 800],
         "KeyNet mapper": swept,
         "KeyNet mapper, drop-in": swept,
         "SupportNet cells": [64],
         "exact, all keys": [0],
         "HNSW, 32 links": [0],
     }
-    assert {s.cells for s in default_systems(SimpleNamespace(n=10_000, c=1), {})} == {0, *swept} - {64}
+    assert {s.cells for s in default_systems(SimpleNamespace(n=10_000, c=1, d=96), {})} == {
+        0,
+        800,
+        *swept,
+    } - {64}
     added = model_systems(task, models)
     assert [s for s in systems if s.router not in ("centroid", "linear")] == added
     assert len(added) == 2 * len(swept) + 1
     assert model_systems(task, {}) == []
+
+
+@pytest.mark.parametrize(("n", "counts"), [(10_000, [200, 400, 800]), (1000, [63, 125]), (20, [2])])
+def test_amips_s_own_systems(n, counts):
+    """What `fit` makes: query-aware cells, a reduced linear router, a bound on the share."""
+    systems = own_systems(n, 96)
+    assert [s.cells for s in systems] == 2 * counts
+    kept = [(s.storage, s.lean) for s in systems]
+    assert kept == [("flat", 0)] * len(counts) + [("lean", 32)] * len(counts)
+    for system in systems:
+        assert (system.router, system.aware, system.rank, system.stop) == ("linear", 1.5, 32, "share")
+        assert system.role == "contender"
+
+
+def test_only_plain_ivf_is_a_baseline():
+    assert System(cells=8).role == System(cells=8, storage="sq8").role == "baseline"
+    for other in (
+        {"aware": 1.5},
+        {"stop": "share"},
+        {"storage": "lean", "lean": 8},
+        {"router": "linear"},
+        {"router": "linear", "rank": 4},
+    ):
+        assert System(cells=8, **other).role == "contender"
+
+
+def test_names_of_the_new_fields():
+    named = {
+        "linear, rank 4": {"router": "linear", "rank": 4},
+        "centroid, query-aware cells": {"aware": 1.5},
+        "centroid, by share": {"stop": "share"},
+        "linear, rank 4, query-aware cells, by share, lean": {
+            "router": "linear",
+            "rank": 4,
+            "aware": 1.5,
+            "stop": "share",
+            "storage": "lean",
+            "lean": 8,
+        },
+        "ours, lean": {"aware": 1.5, "label": "ours", "storage": "lean", "lean": 8},
+    }
+    for name, settings in named.items():
+        assert System(cells=8, **settings).family == name
+        assert System(cells=8, **settings).name == f"{name}, 8 cells"
+
+
+def test_results_of_before_there_were_the_new_fields_are_found():
+    """A slug is the name of a file: those of old systems are what they were."""
+    assert System(cells=8).slug == "ivf-8-centroid-cells-35ad99893f"
+    assert System(cells=8, router="linear").slug == "ivf-8-linear-cells-5762b3e315"
+    changed = [{"aware": 1.5}, {"aware": 3.0}, {"stop": "share"}, {"storage": "lean", "lean": 4}]
+    changed += [{"storage": "lean", "lean": 8}]
+    assert len({System(cells=8, **c).slug for c in [{}, *changed]}) == 6
+    ranks = [System(cells=8, router="linear", rank=r) for r in (0, 3, 4)]
+    assert len({s.slug for s in ranks}) == 3
+
+
+def test_each_linear_router_has_a_place_of_its_own():
+    """Cells, rank and strength decide what is trained; the storage and the way to stop do not."""
+    settings = [{"cells": c, "rank": r, "aware": a} for c in (8, 9) for r in (0, 4) for a in (0.0, 1.5, 3.0)]
+    names = [System(router="linear", **s).linear_name for s in settings]
+    assert len(set(names)) == len(names)
+    assert names[0] == "linear-8"  # as it was
+    same = System(router="linear", cells=8, rank=4, aware=1.5, stop="share", storage="lean", lean=5)
+    assert same.linear_name == System(router="linear", cells=8, rank=4, aware=1.5).linear_name
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"rank": 3}, "rank=3 is for router 'linear'"),
+        ({"rank": 3, "router": "some/run"}, "rank=3 is for router 'linear'"),
+        ({"stop": "share", "router": "some/run", "route": "drop-in"}, "stop='share' is for route 'cells'"),
+        ({"stop": "never"}, "stop='never' is not one of probes, share"),
+        ({"storage": "lean"}, "storage 'lean' has a number of dimensions, lean; others have none"),
+        ({"lean": 4}, "storage 'lean' has a number of dimensions"),
+        ({"lean": -4, "storage": "lean"}, "storage 'lean' has a number of dimensions"),
+        ({"aware": -1.0}, "aware=-1.0: expected a finite number, not negative"),
+        ({"aware": float("nan")}, "aware=nan"),
+        ({"aware": float("inf")}, "aware=inf"),
+        ({"rank": -1, "router": "linear"}, "rank=-1"),
+    ],
+    ids=str,
+)
+def test_systems_that_cannot_be(settings, match):
+    with pytest.raises(AmipsError, match=match) as caught:
+        System(cells=8, **settings)
+    one_line(caught)
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path):

@@ -20,7 +20,7 @@ from amips.files import sha256
 from amips.nets import AffineArchitecture, AffineNet, Architecture, Net, weight_shapes
 from conftest import make_world
 
-STORAGES = ("flat", "sq8", "pq")
+STORAGES = ("flat", "sq8", "pq", "lean")
 
 
 def linear(task, scale=0.1, seed=1, **about):
@@ -122,7 +122,9 @@ def test_a_loaded_bundle_answers_as_the_built_one(task, world, tmp_path, storage
         assert found.engine.storage == storage
         assert found.router.name == made.router.name
         np.testing.assert_array_equal(found.cells, made.cells)
-        for options in ({"probes": 3}, {"recall": 0.9}, {"probes": 1, "k": 200}):
+        assert found.temperature == made.temperature > 0
+        reached = min(0.9, max(point.recall10 for point in made.points))  # codes: in a third of the keys
+        for options in ({"probes": 3}, {"recall": reached}, {"probes": 1, "k": 200}, {"share": 0.1}):
             expected, got = made.search(world[1][:40], **options), found.search(world[1][:40], **options)
             np.testing.assert_allclose(got[0], expected[0], rtol=0, atol=1e-6)  # BLAS minds the alignment
             np.testing.assert_array_equal(got[1], expected[1])
@@ -449,6 +451,102 @@ def test_an_index_that_is_not_an_inverted_file(copy):
     faiss.write_index(faiss.IndexFlatIP(16), str(copy[1] / "index.faiss"))
     rewrite(copy[0])
     refused(copy[0], "index.faiss", "IndexFlat")
+
+
+# Lean storage
+
+
+@pytest.fixture
+def lean_copy(task, tmp_path):
+    """A bundle of lean storage to damage, and its lean.npz."""
+    amips.build(task, linear(task), out=tmp_path / "lean", storage="lean", lean=6)
+    (data,) = (tmp_path / "lean").glob("data-*")
+    return tmp_path / "lean", data / "lean.npz"
+
+
+def hostile(path, task, kind):
+    """Write a lean.npz that is not what it should be."""
+    good = dict(np.load(path))
+    assert {name: array.shape for name, array in good.items()} == {
+        "projection": (6, 16),
+        "centroids": (8, 16),
+    }
+    if kind in ("cut", "empty", "noise"):
+        whole = path.read_bytes()
+        path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "noise": b"PK\x03\x04" * 99}[kind])
+        return
+    changed = {
+        "rank": {"projection": good["projection"][:5]},
+        "dimension": {"projection": good["projection"][:, :15]},
+        "cells": {"centroids": good["centroids"][:7]},
+        "flat": {"projection": good["projection"].ravel()},
+        "float64": {"projection": good["projection"].astype(np.float64)},
+        "strings": {"centroids": good["centroids"].astype(str)},
+        "pickle": {"projection": np.array([{"a": 1}], object)},
+        "wide": {"projection": np.zeros((6, 17), np.float32), "centroids": np.zeros((8, 17), np.float32)},
+    }
+    if kind == "absent":
+        del good["centroids"]
+    np.savez(path, **(good | changed.get(kind, {})))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("cut", "is damaged"),
+        ("empty", "is damaged"),
+        ("noise", "is damaged"),
+        ("pickle", "is damaged"),
+        ("absent", "is damaged"),
+        ("rank", "holds [5, 16] and [8, 16], which do not fit the index"),
+        ("dimension", "[6, 15] and [8, 16]"),
+        ("cells", "[6, 16] and [7, 16]"),
+        ("flat", "[96] and [8, 16]"),
+        ("float64", "holds float64 and float32, expected float32"),
+        ("strings", "expected float32"),
+    ],
+)
+def test_a_signed_projection_that_does_not_fit(lean_copy, task, kind, words):
+    bundle, path = lean_copy
+    hostile(path, task, kind)
+    refused(bundle, str(path))
+    rewrite(bundle)
+    refused(bundle, str(path), words)
+
+
+def test_a_projection_of_other_dimensions_than_the_keys(lean_copy, task):
+    bundle, path = lean_copy
+    hostile(path, task, "wide")
+    rewrite(bundle)
+    refused(bundle, "keys.npy", "expected shape [600, 17]")
+
+
+def test_a_projection_that_is_missing_or_not_listed(lean_copy):
+    bundle, path = lean_copy
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    path.unlink()
+    refused(bundle, str(path), "missing")
+    files = {name: facts for name, facts in manifest["files"].items() if not name.endswith("lean.npz")}
+    rewrite(bundle, files=files)
+    refused(bundle, "does not list", "lean.npz")
+
+
+def test_a_bundle_of_before_there_were_shares(copy, world):
+    """It has no temperature and points of probes only: what it could do, it can."""
+    manifest = json.loads((copy[0] / "manifest.json").read_text())
+    points = [{k: v for k, v in p.items() if k != "share"} for p in manifest["points"] if not p["share"]]
+    rewrite(copy[0], remove=["temperature"], points=points)
+    found = amips.load(copy[0])
+    assert found.temperature == 0
+    assert found.search(world[1][:5], recall=0.9)[1].shape == (5, 10)
+    with pytest.raises(amips.AmipsError, match="give probes"):
+        found.search(world[1][:5], share=0.1)
+
+
+@pytest.mark.parametrize("temperature", ["hot", None, [1]])
+def test_a_temperature_that_is_no_number(copy, temperature):
+    rewrite(copy[0], temperature=temperature)
+    refused(copy[0], "manifest.json", "damaged")
 
 
 # Interrupted

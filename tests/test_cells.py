@@ -1,11 +1,14 @@
 """Partitions: the same for a seed, no cell empty, every key in its nearest cell."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
 from amips import Cells, kmeans
 from amips import cells as partition
 from amips.errors import VectorError
+from amips.vectors import open_vectors
 from conftest import make_world
 
 
@@ -75,7 +78,8 @@ class TestKmeans:
 
     def test_a_sample_is_enough_when_keys_are_many(self, keys, monkeypatch):
         """With fewer training points than keys all keys are still assigned, to the nearest."""
-        monkeypatch.setattr(partition, "POINTS_PER_CELL", 40)
+        # By name: `amips.cells.kmeans` is the function.
+        monkeypatch.setattr(import_module("amips.cells.kmeans"), "POINTS_PER_CELL", 40)
         a, b = kmeans(keys, 8, seed=1), kmeans(keys, 8, seed=1)
         check(a, 2000, 8, 12)
         assert np.array_equal(a.assignment, b.assignment)
@@ -108,7 +112,7 @@ class TestNoEmptyCell:
             assert np.allclose(np.linalg.norm(cells.centroids, axis=1), 1, atol=1e-5)
 
     def test_an_empty_cell_gets_the_key_that_fits_the_largest_cell_worst(self):
-        keys = partition.open_vectors(np.array([[1, 0], [1, 0.1], [0.9, 0.9], [-1, 0]], np.float32))
+        keys = open_vectors(np.array([[1, 0], [1, 0.1], [0.9, 0.9], [-1, 0]], np.float32))
         centroids = np.array([[1, 0], [-1, 0], [0, -1]], np.float32)
         assignment, nearness = partition.assign(keys, centroids, spherical=True)
         assert assignment.tolist() == [0, 0, 0, 1]
@@ -158,7 +162,7 @@ class TestErrors:
             kmeans(keys, 4, pick="odd")
 
     def test_a_partition_that_does_not_fit(self, keys):
-        vectors = partition.open_vectors(keys)
+        vectors = open_vectors(keys)
         good = kmeans(keys, 4)
         assert partition.check(good, 1, vectors) == 4
         for wrong in (

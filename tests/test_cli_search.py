@@ -98,9 +98,13 @@ def test_from_files_to_a_bundle(folder, made):
     rows = rows_of(made["build"])
     assert [int(row[0]) for row in rows] == [p.probes for p in found.points]
     for row, point in zip(rows, found.points, strict=True):
-        assert row[1:3] == pytest.approx([point.recall1, point.recall10], abs=6e-4)
-        assert row[3] == pytest.approx(100 * point.scanned, abs=6e-3)
-    assert rows[-1][1:4] == [1, 1, 100]
+        # A bound on the share is in a column of its own, empty where there is none.
+        assert row[1:-4] == ([pytest.approx(point.share, rel=0.05)] if point.share else [])
+        assert row[-4:-2] == pytest.approx([point.recall1, point.recall10], abs=6e-4)
+        assert row[-2] == pytest.approx(100 * point.scanned, abs=6e-3)
+    fixed = [row for row, point in zip(rows, found.points, strict=True) if not point.share]
+    assert fixed[-1] == [C, 1, 1, 100, fixed[-1][-1]]
+    assert len(fixed) < len(rows)
 
 
 # info
@@ -189,10 +193,23 @@ def test_what_was_not_found_is_left_out(made, run, folder):
 
 
 def test_a_recall_chooses_the_probes(made, run, folder):
+    """The cheapest way that had it, be it a number of probes or a bound on the share."""
     index = amips.load(folder / "bundle")
-    probes = next(p.probes for p in index.points if p.recall10 >= 0.95)
-    assert 1 < probes < C
-    assert run("search bundle fresh.npy --recall 0.95") == run(f"search bundle fresh.npy --probes {probes}")
+    point = min((p for p in index.points if p.recall10 >= 0.95), key=lambda p: p.flops)
+    assert 1 < point.probes < C
+    code, out, _ = run("search bundle fresh.npy --recall 0.95")
+    options = {"share": point.share} if point.share else {"probes": point.probes}
+    ids = index.search(np.load(folder / "fresh.npy"), **options)[1]
+    assert code == 0
+    assert [[hit["id"] for hit in line["hits"]] for line in json_lines(out)] == ids.tolist()
+
+
+def test_a_share_chooses_the_cells_of_each_query(made, run, folder):
+    code, out, _ = run("search bundle fresh.npy --share 0.2")
+    ids = amips.load(folder / "bundle").search(np.load(folder / "fresh.npy"), share=0.2)[1]
+    assert code == 0
+    assert [[hit["id"] for hit in line["hits"]] for line in json_lines(out)] == ids.tolist()
+    wrong(run("search bundle fresh.npy --share 2"), "share=2.0: expected a share between 0 and 1")
 
 
 def test_mmap_and_threads_change_nothing(made, run):
@@ -203,12 +220,12 @@ def test_mmap_and_threads_change_nothing(made, run):
         assert [hit["id"] for hit in one["hits"]] == [hit["id"] for hit in other["hits"]]
 
 
-@pytest.mark.parametrize("storage", ["flat", "sq8", "pq"])
+@pytest.mark.parametrize("storage", ["flat", "sq8", "pq", "lean"])
 def test_names_from_a_text_file(made, run, folder, tmp_path, storage):
     out = tmp_path / "b"
     code, text, _ = run(f"build task run --ids names.txt --storage {storage} --out", out)
     assert code == 0
-    assert rows_of(text)[-1][2] > 0.9  # recall is of keys, whatever they are called
+    assert rows_of(text)[-1][-3] > 0.9  # recall is of keys, whatever they are called
     _, text, _ = run("search", out, "fresh.npy", "-k", 3, "--probes", C)
     keys, fresh = np.load(folder / "keys.npy"), np.load(folder / "fresh.npy")
     top = (fresh @ keys.T).argmax(axis=1)
@@ -258,7 +275,7 @@ def test_fit(made, run, folder, tmp_path):
         ("search nothing fresh.npy", "nothing"),
         ("search task fresh.npy", "task is not a finished bundle"),
         ("search run fresh.npy", "run is not a finished bundle"),
-        ("search bundle fresh.npy --probes 2 --recall 0.9", "probes or recall, not both"),
+        ("search bundle fresh.npy --probes 2 --recall 0.9", "give one of probes, recall and share"),
         ("search bundle fresh.npy --probes 0", "at least 1"),
         ("search bundle fresh.npy -k 0", "at least 1"),
         ("search bundle fresh.npy --recall 1.5", "between 0 and 1"),
@@ -331,7 +348,7 @@ def test_a_damaged_bundle(made, run, folder, tmp_path):
 def test_a_recall_out_of_reach_is_said(made, run, folder, tmp_path):
     """In one line, and what could be had is given."""
     index = amips.load(folder / "bundle")
-    points = [p for p in index.points if p.probes <= 3]
+    points = [p for p in index.points if p.probes <= 3 and not p.share]
     amips.save(amips.Searcher(index.engine, index.model, points, None, index.fingerprint), tmp_path / "b")
     done = subprocess.run(
         [AMIPS, "search", tmp_path / "b", "fresh.npy", "--recall", "1", "-k", "2"],

@@ -6,12 +6,15 @@ import pytest
 from amips import AmipsError, BundleError
 from amips.blas import faiss
 from amips.index import FaissIVF, faiss_ivf
+from amips.index.running import best_first
+from amips.lean import learn
 from amips.vectors import open_vectors
 from reference import best_in_cells
 
 N, D, C = 700, 16, 9
 EMPTY = 4  # a cell without keys
-STORAGES = ("flat", "sq8", "pq")
+STORAGES = ("flat", "sq8", "pq", "lean")
+R = 12  # dimensions of lean storage
 
 
 def random_cells(rng, m, p):
@@ -31,7 +34,9 @@ class World:
         self.assignment[:3], self.assignment[3:][self.assignment[3:] == 7] = 7, 6  # cell 7 holds 3 keys
         self.centroids = rng.standard_normal((C, D)).astype(np.float32)
         self.rng = rng
-        self.engine = FaissIVF.build(open_vectors(self.keys), self.assignment, self.centroids, storage)
+        keys = open_vectors(self.keys)
+        projection = learn(keys, open_vectors(self.x), R) if storage == "lean" else None
+        self.engine = FaissIVF.build(keys, self.assignment, self.centroids, storage, projection)
 
     def brute(self, cells, k):
         return best_in_cells(self.keys, self.x[: len(cells)], self.assignment, cells, k)
@@ -75,7 +80,7 @@ class TestCells:
         np.testing.assert_array_equal(engine._keys_at(ids)[0], flat.keys)
 
     def test_unknown_storage(self, flat):
-        with pytest.raises(AmipsError, match="'flat', 'sq8' or 'pq'"):
+        with pytest.raises(AmipsError, match="'flat', 'sq8', 'pq' or 'lean'"):
             FaissIVF.build(open_vectors(flat.keys), flat.assignment, flat.centroids, "float8")
 
     def test_pq_needs_enough_keys(self, flat):
@@ -137,7 +142,7 @@ class TestScan:
             np.testing.assert_array_equal(ids, want[1])
             np.testing.assert_array_equal(scores, want[0])
 
-    @pytest.mark.parametrize("storage", ["sq8", "pq"])
+    @pytest.mark.parametrize("storage", ["sq8", "pq", "lean"])
     def test_ties_of_quantised_storage(self, storage):
         world = World(storage, whole=True)
         cells = random_cells(world.rng, 40, C)
@@ -203,9 +208,9 @@ class TestScan:
         keys = rng.standard_normal((N, D)) * np.exp(rng.normal(0, 1.5, (N, 1)))
         keys, x = keys.astype(np.float32), rng.standard_normal((30, D)).astype(np.float32)
         assignment = rng.integers(0, C, N)
-        engine = FaissIVF.build(
-            open_vectors(keys), assignment, rng.standard_normal((C, D)).astype(np.float32), storage
-        )
+        projection = learn(open_vectors(keys), open_vectors(x), R) if storage == "lean" else None
+        centroids = rng.standard_normal((C, D)).astype(np.float32)
+        engine = FaissIVF.build(open_vectors(keys), assignment, centroids, storage, projection)
         cells = np.tile(np.arange(C), (30, 1))
         want = best_in_cells(keys, x, assignment, cells, 1)
         scores, ids = engine.scan(x, cells, 1)
@@ -257,7 +262,7 @@ class TestTwoWays:
         assert max(tiles) <= 200
         np.testing.assert_array_equal(ids, flat.brute(cells, 5)[1])
 
-    @pytest.mark.parametrize("storage", ["sq8", "pq"])
+    @pytest.mark.parametrize("storage", ["sq8", "pq", "lean"])
     def test_small_blocks_of_candidates(self, storage, monkeypatch):
         world = World(storage)
         cells = random_cells(world.rng, 40, 6)
@@ -293,6 +298,28 @@ class TestScoreAgain:
         np.testing.assert_array_equal(ids, whole.brute(np.tile(np.arange(C), (40, 1)), 50)[1])
 
 
+class TestBestFirst:
+    """The k best of each row, ties to the lower id, however many rows there are."""
+
+    @pytest.mark.parametrize("rows", [1, 16, 17, 60])
+    @pytest.mark.parametrize(("width", "k"), [(100, 1), (100, 10), (100, 24), (100, 25), (100, 100), (7, 5)])
+    @pytest.mark.parametrize("levels", [3, 12, 10**6])
+    def test_as_sorted(self, rows, width, k, levels):
+        rng = np.random.default_rng([rows, width, k, levels])
+        scores = rng.integers(0, levels, (rows, width)).astype(np.float32)
+        ids = np.argsort(rng.random((rows, width)), axis=1)
+        scores[rng.random((rows, width)) < 0.2] = -np.inf
+        scores[0] = -np.inf
+        got = best_first(scores, ids, k)
+        for row in range(rows):
+            order = sorted(range(width), key=lambda i: (-scores[row, i], ids[row, i]))[:k]
+            np.testing.assert_array_equal(got[1][row], ids[row, order])
+            np.testing.assert_array_equal(got[0][row], scores[row, order])
+
+    def test_no_rows(self):
+        assert best_first(np.empty((0, 50), np.float32), np.empty((0, 50), np.int64), 3)[1].shape == (0, 3)
+
+
 class TestFlops:
     def test_by_hand(self, made):
         scanned = np.array([0, 30, 700])
@@ -302,6 +329,7 @@ class TestFlops:
             "flat": 2 * D * scanned,
             "sq8": 2 * D * scanned + again,
             "pq": 4 * scanned + 2 * 256 * D + again,  # 16 dimensions in 4 bytes
+            "lean": 2 * R * (scanned + D + 16) + again,
         }[made.engine.storage]
         np.testing.assert_array_equal(got, want)
 

@@ -360,7 +360,7 @@ class TestLosses:
         rng = np.random.default_rng(0)
         x, sigma = queries(30, 6), rng.standard_normal((30, 4)).astype(np.float32)
         targets = rng.standard_normal((30, 4, 6)).astype(np.float32)
-        parts = support_losses(net, Batch(*map(torch.from_numpy, (x, sigma, targets))))
+        parts, _ = support_losses(net, Batch(*map(torch.from_numpy, (x, sigma, targets))))
         runtime = net.export({})
         score = np.mean([np.mean((f - s) ** 2) for f, s in zip(runtime.scores(x), sigma, strict=True)])
         grad = np.mean(
@@ -377,7 +377,7 @@ class TestLosses:
         rng = np.random.default_rng(0)
         x, sigma = queries(30, 6), rng.standard_normal((30, 4)).astype(np.float32)
         targets = rng.standard_normal((30, 4, 6)).astype(np.float32)
-        parts = key_losses(net, Batch(*map(torch.from_numpy, (x, sigma, targets))))
+        parts, _ = key_losses(net, Batch(*map(torch.from_numpy, (x, sigma, targets))))
         keys = net.export({}).keys(x)
         assert parts["key"].item() == pytest.approx(np.square(keys - targets).sum(axis=2).mean(), rel=1e-4)
         products = np.stack([[k @ q for k in of_query] for of_query, q in zip(keys, x, strict=True)])
@@ -397,7 +397,7 @@ class TestLosses:
         net = network("support")
         x = torch.from_numpy(queries(5, 6))
         scores, gradients = (v.detach() for v in net.scores_and_gradient(x))
-        parts = support_losses(net, Batch(x, scores, gradients))
+        parts, _ = support_losses(net, Batch(x, scores, gradients))
         assert parts["score"].item() == 0
         assert parts["grad"].item() == 0
 
@@ -438,12 +438,12 @@ class TestSampledCells:
         name, losses = ("grad", support_losses) if kind == "support" else ("key", key_losses)
         draws, repeat = [], 40
         with torch.no_grad():
-            full = losses(net, Batch(x, sigma, targets))[name].item()
+            full = losses(net, Batch(x, sigma, targets))[0][name].item()
             for _ in range(500):
                 cells, signs = draw_cells(4 * repeat, c, sampled, random)
                 many = torch.take_along_dim(targets.repeat(repeat, 1, 1), cells[:, :, None], dim=1)
                 batch = Batch(x.repeat(repeat, 1), sigma.repeat(repeat, 1), many, cells, signs)
-                draws.append(losses(net, batch)[name].item())
+                draws.append(losses(net, batch)[0][name].item())
         error = np.std(draws) / math.sqrt(len(draws))
         assert error < 0.01 * full
         assert abs(np.mean(draws) - full) < 4 * error
@@ -453,8 +453,8 @@ class TestSampledCells:
             net = network(kind, c=20)
             x, sigma = torch.from_numpy(queries(9, 6)), torch.randn(9, 20)
             cells, signs = draw_cells(9, 20, 2, torch.Generator().manual_seed(0))
-            some = losses(net, Batch(x, sigma, torch.zeros(9, 2, 6), cells, signs))[name]
-            full = losses(net, Batch(x, sigma, torch.zeros(9, 20, 6)))[name]
+            some = losses(net, Batch(x, sigma, torch.zeros(9, 2, 6), cells, signs))[0][name]
+            full = losses(net, Batch(x, sigma, torch.zeros(9, 20, 6)))[0][name]
             torch.testing.assert_close(some, full)
 
 

@@ -1,6 +1,8 @@
 """Routers against plain formulas, the linear router's mathematics, files and training."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +12,25 @@ from safetensors.numpy import save_file
 
 import amips
 from amips import RunError, VectorError
-from amips.learn.affine import AffineNetwork
+from amips.lean import learn as learn_projection
+from amips.learn import loop
+from amips.learn.affine import AffineNetwork, affine_network
 from amips.learn.batches import CellBatches
 from amips.learn.losses import CellBatch, route_loss, total_loss
 from amips.learn.recipe import Recipe
 from amips.metrics import routing_accuracy
-from amips.nets import AffineArchitecture, AffineNet, load_model
-from amips.route import CellRouter, CentroidRouter, MapperRouter, best_cells, limit_probes, router_for
+from amips.nets import AffineArchitecture, AffineNet, MaxAffine, load_model
+from amips.route import (
+    CellRouter,
+    CentroidRouter,
+    MapperRouter,
+    best_cells,
+    cells_by_share,
+    fit_temperature,
+    limit_probes,
+    router_for,
+)
+from amips.vectors import open_vectors
 from conftest import make_world
 from reference import architecture, base, numeric_jacobian, queries, random_net, scores
 
@@ -29,17 +43,21 @@ def one_line(caught):
     return "\n" not in str(caught.value) and str(caught.value) != ""
 
 
-def random_affine(d=D, c=C, pieces=1, bias=False, seed=0):
+def random_affine(d=D, c=C, pieces=1, bias=False, seed=0, rank=0):
     rng = np.random.default_rng(seed)
-    weights = {"W": rng.standard_normal((c * pieces, d)).astype(np.float32)}
+    weights = {"W": rng.standard_normal((c * pieces, rank or d)).astype(np.float32)}
     if bias:
         weights["b"] = rng.standard_normal(c * pieces).astype(np.float32)
-    return AffineNet(AffineArchitecture(d, c, pieces, bias), weights, {})
+    if rank:
+        weights["A"] = rng.standard_normal((rank, d)).astype(np.float32)
+    kind = "linear" if pieces == 1 else "max-affine"
+    return AffineNet(AffineArchitecture(d, c, pieces, bias, kind, rank), weights, {})
 
 
 def plain_affine(net, x):
-    """max_p <w_jp, x> + b_jp ||x||, in float64 and with loops."""
+    """max_p <w_jp, x> + b_jp ||x||, in float64 and with loops; w_jp = A' v_jp where there is a rank."""
     a, W = net.architecture, net.weights["W"].astype(np.float64)
+    W = W @ net.weights["A"].astype(np.float64) if a.rank else W
     b = net.weights["b"].astype(np.float64) if a.bias else np.zeros(len(W))
     x = np.asarray(x, np.float64)
     out = np.empty((len(x), a.c))
@@ -55,10 +73,13 @@ def centroids():
     return np.random.default_rng(8).standard_normal((C, D)).astype(np.float32)
 
 
-@pytest.fixture(params=[(1, False), (1, True), (3, False), (3, True)], ids=lambda p: f"{p[0]}-{p[1]}")
+FORMS = [(1, False, 0), (1, True, 0), (3, False, 0), (3, True, 0), (1, False, 2), (3, False, 4), (3, True, 4)]
+
+
+@pytest.fixture(params=FORMS, ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}")
 def affine(request):
-    pieces, bias = request.param
-    return random_affine(pieces=pieces, bias=bias, seed=pieces)
+    pieces, bias, rank = request.param
+    return random_affine(pieces=pieces, bias=bias, seed=pieces, rank=rank)
 
 
 X = queries(30, D)
@@ -207,6 +228,89 @@ class TestBestCells:
         assert limit_probes(cells[:0], np.empty(0, np.int64)).shape == (0, 3)
 
 
+def shares_slowly(values, temperature, share):
+    """The cells of each row, best first: those of at least this share, and the best in any case."""
+    found = []
+    for row in values.astype(np.float64):
+        chances = np.exp((row - row.max()) / temperature)
+        chances /= chances.sum()
+        order = np.argsort(-row, kind="stable")
+        found.append([int(order[0]), *(int(j) for j in order[1:] if chances[j] >= share)])
+    return found
+
+
+class TestShare:
+    VALUES = np.random.default_rng(4).standard_normal((60, 25)).astype(np.float32)
+
+    @pytest.mark.parametrize("share", [1.0, 0.5, 0.2, 0.05, 0.004])
+    @pytest.mark.parametrize("temperature", [0.05, 0.4, 3.0])
+    def test_as_by_softmax(self, share, temperature):
+        want = shares_slowly(self.VALUES, temperature, share)
+        got = cells_by_share(self.VALUES, temperature, share)
+        assert got.dtype == np.int64
+        assert got.shape == (60, max(map(len, want)))
+        for row, cells in zip(got, want, strict=True):
+            assert row[0] == cells[0]  # the best first
+            assert sorted(row[: len(cells)].tolist()) == sorted(cells)
+            assert (row[len(cells) :] == -1).all()
+
+    @pytest.mark.parametrize("share", [1.0, 0.2, 0.004])
+    def test_one_query_has_the_same_cells_in_order(self, share):
+        many = cells_by_share(self.VALUES, 0.4, share)
+        for row, cells, want in zip(self.VALUES, many, shares_slowly(self.VALUES, 0.4, share), strict=True):
+            alone = cells_by_share(row[None], 0.4, share)
+            assert alone.tolist() == [want]
+            assert sorted(cells[cells >= 0].tolist()) == sorted(want)
+
+    def test_the_ends(self):
+        for rows in (self.VALUES, self.VALUES[:1]):
+            one = cells_by_share(rows, 0.4, 1.0)
+            np.testing.assert_array_equal(one, rows.argmax(axis=1)[:, None])
+            every = cells_by_share(rows, 0.4, 1e-30)
+            np.testing.assert_array_equal(np.sort(every, axis=1), np.tile(np.arange(25), (len(rows), 1)))
+
+    def test_scores_may_be_far_apart_or_large(self):
+        """No exponential overflows, whatever the temperature."""
+        for scale in (1e-20, 1.0, 1e20):
+            values = (self.VALUES * np.float32(scale)).astype(np.float32)
+            got = cells_by_share(values, 0.4 * scale, 0.1)
+            np.testing.assert_array_equal(got, cells_by_share(self.VALUES, 0.4, 0.1))
+        wide = cells_by_share(self.VALUES, 1e-6, 0.4)
+        np.testing.assert_array_equal(wide, self.VALUES.argmax(axis=1)[:, None])
+
+    def test_ties(self):
+        """Cells that tie are all taken or all left, but for the first of the best."""
+        tied = np.array([[1, 2, 2, 0, 2], [0, 0, 0, 0, 0]], np.float32)
+        assert cells_by_share(tied, 0.1, 0.34).tolist() == [[1], [0]]
+        got = cells_by_share(tied, 0.1, 0.33)
+        assert got.tolist() == [[1, 2, 4], [0, -1, -1]]
+        assert sorted(cells_by_share(tied, 0.1, 0.19)[1].tolist()) == [0, 1, 2, 3, 4]
+        for share in (0.34, 0.33, 0.19):
+            for row, cells in zip(tied, cells_by_share(tied, 0.1, share), strict=True):
+                assert cells_by_share(row[None], 0.1, share)[0].tolist() == cells[cells >= 0].tolist()
+
+    def test_no_queries(self):
+        assert len(cells_by_share(np.empty((0, 9), np.float32), 0.4, 0.1)) == 0
+
+
+class TestTemperature:
+    @pytest.mark.parametrize("true", [0.1, 0.5, 2.0])
+    @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+    def test_the_one_the_cells_were_drawn_with(self, true, scale):
+        rng = np.random.default_rng(0)
+        values = rng.standard_normal((4000, 20)) + rng.standard_normal((4000, 1))
+        # Gumbel noise draws from the softmax.
+        noise = rng.gumbel(size=(4000, 10, 20))
+        cells = (values[:, None, :] / true + noise).argmax(axis=2)
+        got = fit_temperature((scale * values).astype(np.float32), cells)
+        assert got / scale == pytest.approx(true, rel=0.1)
+
+    def test_scores_that_say_nothing(self):
+        cells = np.random.default_rng(0).integers(0, 5, (8, 3))
+        assert fit_temperature(np.ones((8, 5), np.float32), cells) == 1
+        assert fit_temperature(np.zeros((8, 1), np.float32), np.zeros((8, 3), int)) == 1
+
+
 class TestAffine:
     def test_scores(self, affine):
         got = affine.scores(X)
@@ -219,9 +323,10 @@ class TestAffine:
         assert (net.scores(X) >= first.scores(X)).all()
         assert (net.scores(X) > first.scores(X) + 1e-3).any()
 
-    def test_convex(self):
+    @pytest.mark.parametrize("rank", [0, 4])
+    def test_convex(self, rank):
         # With biases only where they are not negative: b ||x|| is concave for b < 0.
-        net = random_affine(pieces=3, bias=True)
+        net = random_affine(pieces=3, bias=True, rank=rank)
         net = replace(net, weights={**net.weights, "b": np.abs(net.weights["b"])})
         y, share = queries(30, D, seed=4), np.random.default_rng(0).random((30, 1)).astype(np.float32)
         between = net.scores(share * X + (1 - share) * y)
@@ -269,6 +374,23 @@ class TestAffine:
         )
         assert AffineArchitecture(D, C).parameters == C * D
         assert a.score_flops == a.key_flops() == 2 * C * 3 * D
+        assert a.floats == C * 3
+
+    def test_counts_with_a_rank(self):
+        a = AffineArchitecture(D, C, 3, True, "max-affine", 4)
+        assert a.parameters == C * 3 * (4 + 1)
+        assert a.score_flops == 2 * D * 4 + 2 * C * 3 * 4
+        assert a.key_flops() == a.score_flops + 2 * C * 4 * D  # the winning pieces, back in R^d
+        assert a.key_flops(2) == a.score_flops + 2 * 2 * 4 * D
+        assert a.floats == C * 3 + 4
+        assert router_for(random_affine(rank=4), np.zeros((C, D), np.float32)).flops == 2 * 4 * (D + C)
+
+    def test_a_rank_of_all_dimensions_is_no_rank(self):
+        full = random_affine(pieces=2, rank=D)
+        W = full.weights["W"] @ full.weights["A"]
+        plain = AffineNet(AffineArchitecture(D, C, 2, False, "max-affine"), {"W": W}, {})
+        np.testing.assert_allclose(full.scores(X), plain.scores(X), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(full.keys(X), plain.keys(X), rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("shape", [(D,), (3, D + 1), (2, 3, D)])
     def test_wrong_queries(self, affine, shape):
@@ -277,29 +399,147 @@ class TestAffine:
         assert one_line(caught)
 
     def test_torch_is_the_same(self, affine):
-        a = affine.architecture
-        module = AffineNetwork(a, np.zeros((C, D), np.float32))
-        with torch.no_grad():
-            for name, p in module.named_parameters():
-                p.copy_(torch.from_numpy(affine.weights[name]))
+        module = module_of(affine)
         np.testing.assert_allclose(
             module(torch.from_numpy(X)).detach(), affine.scores(X), rtol=1e-4, atol=1e-5
         )
-        np.testing.assert_array_equal(module.export({}).scores(X), affine.scores(X))
+        exported = module.export({"note": 1})
+        np.testing.assert_array_equal(exported.scores(X), affine.scores(X))
+        assert exported.weights.keys() == affine.weights.keys()
+        assert (exported.architecture, exported.about) == (affine.architecture, {"note": 1})
 
-    def test_training_starts_at_the_centroids(self, centroids):
-        module = AffineNetwork(AffineArchitecture(D, C, 1, bias=True), centroids)
-        np.testing.assert_allclose(module.export({}).scores(X), X @ centroids.T, rtol=1e-5, atol=1e-5)
-        several = AffineNetwork(AffineArchitecture(D, C, 4), centroids).export({})
-        pieces = several.weights["W"].reshape(C, 4, D)
-        assert np.abs(pieces - centroids[:, None]).max() < 0.15
-        assert (pieces[:, 0] != pieces[:, 1]).all()
+    def test_keys_are_torch_s_gradient(self, affine):
+        x = torch.from_numpy(X).requires_grad_()
+        scores = module_of(affine)(x)
+        for j in range(C):
+            (gradient,) = torch.autograd.grad(scores[:, j].sum(), x, retain_graph=True)
+            np.testing.assert_allclose(gradient, affine.keys(X)[:, j], rtol=1e-4, atol=1e-4)
+
+    def test_the_projection_is_not_trained(self):
+        module = module_of(random_affine(bias=True, rank=3))
+        assert [name for name, _ in module.named_parameters()] == ["W", "b"]
+        averaged = {name: 2 * p for name, p in module.named_parameters()}
+        exported = module.export({}, averaged)
+        np.testing.assert_array_equal(exported.weights["A"], module.A)
+        np.testing.assert_allclose(exported.scores(X), 2 * module(torch.from_numpy(X)).detach(), rtol=1e-4)
+
+    def test_the_smooth_maximum_is_above_the_maximum_and_comes_near(self):
+        net = random_affine(pieces=3, rank=4)
+        sharp, last = module_of(net)(torch.from_numpy(X)), np.inf
+        for t in (1.0, 0.1, 0.01):
+            smooth = module_of(net, smooth=t)(torch.from_numpy(X))
+            apart = (smooth - sharp).detach().numpy()
+            assert (apart >= -1e-5).all()
+            assert apart.max() <= t * np.log(3) + 1e-5
+            assert apart.max() < last
+            last = apart.max()
+        assert last < 0.01
+        pieces = net._pieces(X).astype(np.float64)
+        want = 0.5 * np.log(np.exp(pieces / 0.5).sum(axis=2))
+        got = module_of(net, smooth=0.5)(torch.from_numpy(X)).detach()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+        # What is exported takes the maximum.
+        np.testing.assert_array_equal(module_of(net, smooth=0.5).export({}).scores(X), net.scores(X))
+
+
+def module_of(net, smooth=0.0):
+    """The torch module with the weights of a runtime."""
+    module = AffineNetwork(net.architecture, net.weights["W"], net.weights.get("A"), smooth)
+    if module.b is not None:
+        with torch.no_grad():
+            module.b.copy_(torch.from_numpy(net.weights["b"]))
+    return module
+
+
+class TestBeginning:
+    """Where training begins."""
+
+    def test_a_linear_router_begins_at_the_centroids(self, task):
+        begun = affine_network(amips.Linear(bias=True).architecture(0, task.d, task.c), task, 0.0, seed=0)
+        x = np.asarray(task.val.queries)
+        np.testing.assert_allclose(begun.export({}).scores(x), x @ task.cells.centroids.T, atol=1e-5)
+
+    def test_with_a_rank_at_the_nearest_to_the_centroids(self, task):
+        a = amips.Linear(rank=6).architecture(0, task.d, task.c)
+        begun = affine_network(a, task, 0.0, seed=0).export({})
+        x = np.asarray(task.train.queries)
+        want = x @ task.cells.centroids.T
+        projection = learn_projection(open_vectors(task.keys), open_vectors(x), 6)
+        np.testing.assert_allclose(begun.weights["A"], projection.queries, rtol=1e-4, atol=1e-5)
+        reduced = x @ projection.queries.T
+        best = reduced @ np.linalg.lstsq(reduced, want, rcond=None)[0]
+        np.testing.assert_allclose(begun.scores(x), best, atol=1e-3)
+        full = amips.Linear(rank=task.d).architecture(0, task.d, task.c)
+        same = affine_network(full, task, 0.0, seed=0).export({})
+        np.testing.assert_allclose(same.scores(x), want, atol=1e-3)
+
+    def test_pieces_begin_at_parts_of_their_own_cell(self, task):
+        a = MaxAffine(3).architecture(0, task.d, task.c)
+        pieces = affine_network(a, task, 0.0, seed=0).export({}).weights["W"].reshape(task.c, 3, task.d)
+        np.testing.assert_allclose(np.linalg.norm(pieces, axis=2), 1, rtol=1e-5)
+        for j, own in enumerate(pieces):
+            members = task.keys[task.cells.assignment == j]
+            nearest = (members @ own.T).argmax(axis=1)
+            assert set(nearest.tolist()) == {0, 1, 2}
+            # Five rounds of k-means: nearly where the next round would put them.
+            for p in range(3):
+                mean = members[nearest == p].mean(axis=0)
+                assert own[p] @ mean / np.linalg.norm(mean) > 0.95
+            # Together they are nearer to the cell's keys than its centroid is.
+            assert (members @ own.T).max(axis=1).mean() > (members @ task.cells.centroids[j]).mean() + 0.01
+
+    def test_the_seed_decides(self, task):
+        a = MaxAffine(3).architecture(0, task.d, task.c)
+        first, again, other = (
+            affine_network(a, task, 0.0, seed).export({}).weights["W"] for seed in (1, 1, 2)
+        )
+        np.testing.assert_array_equal(first, again)
+        assert (first != other).any()
+
+    def test_in_blocks(self, task, monkeypatch):
+        a = MaxAffine(2).architecture(0, task.d, task.c)
+        whole = affine_network(a, task, 0.0, 0).export({}).weights["W"]
+        monkeypatch.setattr("amips.vectors.table.BLOCK_BYTES", 37 * 4 * task.d)
+        np.testing.assert_allclose(affine_network(a, task, 0.0, 0).export({}).weights["W"], whole, atol=1e-4)
+
+    def test_cells_with_fewer_keys_than_pieces(self, task):
+        """One cell holds one key, another none at all."""
+        assignment = task.cells.assignment.copy()
+        assignment[assignment == 5] = 4
+        assignment[assignment == 6] = 4
+        assignment[0] = 6
+        few = task.with_cells(replace(task.cells, assignment=assignment))
+        pieces = affine_network(MaxAffine(4).architecture(0, task.d, task.c), few, 0.0, 0).export({})
+        pieces = pieces.weights["W"].reshape(task.c, 4, task.d)
+        assert np.isfinite(pieces).all()
+        np.testing.assert_allclose(np.linalg.norm(pieces, axis=2), 1, rtol=1e-5)
+        assert ((pieces[6] @ task.keys[0]).max()) == pytest.approx(np.linalg.norm(task.keys[0]), rel=1e-4)
+
+    @pytest.mark.parametrize(
+        ("network", "match"),
+        [
+            (amips.Linear(rank=0), r"^rank=0: expected a whole number between 1 and the dimension, 16$"),
+            (amips.Linear(rank=17), r"^rank=17: "),
+            (MaxAffine(rank=17), r"^rank=17: "),
+            (MaxAffine(pieces=0), r"^pieces=0: expected at least 1$"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be(self, task, tmp_path, network, match):
+        with pytest.raises(RunError, match=match):
+            train(task, tmp_path / "run", network)
+        assert not (tmp_path / "run").exists()
 
 
 class TestFiles:
     def test_json(self):
-        a = AffineArchitecture(D, C, 3, bias=True)
-        assert AffineArchitecture.from_json(json.loads(json.dumps(a.to_json()))) == a
+        for a in (
+            AffineArchitecture(D, C, 3, bias=True),
+            AffineArchitecture(D, C, 2, False, "max-affine", 4),
+        ):
+            assert AffineArchitecture.from_json(json.loads(json.dumps(a.to_json()))) == a
+        old = {"d": D, "c": C, "pieces": 1, "bias": False, "kind": "linear"}  # of before there were ranks
+        assert AffineArchitecture.from_json(old) == AffineArchitecture(D, C)
 
     @pytest.mark.parametrize(
         "change",
@@ -315,6 +555,11 @@ class TestFiles:
             {"bias": "no"},
             {"bias": 7},
             {"surplus": 1},
+            {"rank": -1},
+            {"rank": D + 1},
+            {"rank": 2.0},
+            {"rank": True},
+            {"rank": None},
         ],
         ids=str,
     )
@@ -355,6 +600,22 @@ class TestFiles:
             load_model(tmp_path)
         assert one_line(caught)
 
+    @pytest.mark.parametrize(
+        ("weights", "match"),
+        [
+            ({"W": np.zeros((C, 4), np.float32)}, "A: expected float32"),
+            ({"W": np.zeros((C, 4), np.float32), "A": np.zeros((4, D + 1), np.float32)}, "A: expected"),
+            ({"W": np.zeros((C, D), np.float32), "A": np.zeros((4, D), np.float32)}, "W: expected"),
+        ],
+        ids=["none", "shape", "full"],
+    )
+    def test_wrong_weights_with_a_rank(self, weights, match, tmp_path):
+        random_affine(rank=4).save(tmp_path)
+        save_file(weights, tmp_path / "model.safetensors")
+        with pytest.raises(RunError, match=f"weight {match}") as caught:
+            load_model(tmp_path)
+        assert one_line(caught)
+
     @pytest.mark.parametrize("content", [b"", b"\xff" * 64, None], ids=["empty", "noise", "cut"])
     def test_damaged_weights(self, content, tmp_path):
         random_affine().save(tmp_path)
@@ -381,7 +642,23 @@ class TestLoss:
         for row, chosen in zip(values.astype(np.float64) / 0.3, cells, strict=True):
             chances = np.exp(row) / np.exp(row).sum()
             want -= np.mean([np.log(chances[j]) for j in chosen]) / 7
-        got = route_loss(torch.from_numpy(values), torch.from_numpy(cells), 0.3)
+        got = route_loss(torch.from_numpy(values), torch.from_numpy(cells), None, Recipe(temperature=0.3))
+        assert float(got) == pytest.approx(want, rel=1e-5)
+
+    @pytest.mark.parametrize("share", [0.25, 1.0])
+    def test_listwise_is_cross_entropy_with_how_good_each_cell_s_best_is(self, share):
+        rng = np.random.default_rng(1)
+        values, sigma = rng.standard_normal((2, 7, C)).astype(np.float32)
+        cells = rng.integers(0, C, (7, 3))
+        recipe = Recipe(temperature=0.3, listwise=share, listwise_temperature=0.6)
+        want = 0.0
+        for row, good, chosen in zip(
+            values.astype(float) / 0.3, sigma.astype(float) / 0.6, cells, strict=True
+        ):
+            logs = np.log(np.exp(row) / np.exp(row).sum())
+            target = np.exp(good) / np.exp(good).sum()
+            want -= (1 - share) * logs[chosen].mean() / 7 + share * (target @ logs) / 7
+        got = route_loss(torch.from_numpy(values), torch.from_numpy(cells), torch.from_numpy(sigma), recipe)
         assert float(got) == pytest.approx(want, rel=1e-5)
 
     def test_total_loss_uses_the_temperature(self, centroids):
@@ -439,6 +716,67 @@ class TestTraining:
         assert learned["routing@1"] > centroid["routing@1"] + 0.05
         assert learned["routing@2"] > centroid["routing@2"]
         assert amips.evaluate(model, task, task.test) == learned
+
+    @pytest.mark.parametrize(
+        "network",
+        [
+            amips.Linear(rank=10),
+            MaxAffine(2),
+            MaxAffine(3, smooth=False),
+            MaxAffine(2, rank=10),
+        ],
+        ids=str,
+    )
+    def test_other_forms_beat_centroids(self, tmp_path, network):
+        keys, asked = make_world(1000, 6000, 16, seed=1)
+        task = amips.label(
+            keys, asked, cells=12, val=500, test=1000, k=10, cell_targets=False, out=tmp_path / "task"
+        )
+        model = train(task, tmp_path / "run", network, 60_000, 128, recipe=self.RECIPE)
+        cell = task.cells.assignment[task.test.top_ids[:, 0]]
+        x = np.asarray(task.test.queries)
+        begun = affine_network(model.architecture, task, 0.0, 0).export({})
+        centroid = routing_accuracy(x @ task.cells.centroids.T, cell)["routing@1"]
+        before, learned = (routing_accuracy(m.scores(x), cell)["routing@1"] for m in (begun, model))
+        assert learned > centroid + 0.05
+        assert learned > before + 0.05
+        again = load_model(tmp_path / "run")
+        assert (again.architecture.kind, again.architecture) == (network.kind, model.architecture)
+        np.testing.assert_array_equal(again.scores(x), model.scores(x))
+        index = amips.build(task, tmp_path / "run", out=tmp_path / "bundle")
+        assert (
+            amips.load(tmp_path / "bundle").search(x, 5, 2)[1].tolist() == index.search(x, 5, 2)[1].tolist()
+        )
+        assert index.cost(x, 2).network == model.architecture.score_flops
+
+    def test_smooth_is_another_training(self, task, tmp_path):
+        recipe = Recipe(rate=3e-3, temperature=0.2)
+        smooth, sharp = (
+            train(task, tmp_path / f"{on}", MaxAffine(2, smooth=on), recipe=recipe) for on in (True, False)
+        )
+        assert (smooth.weights["W"] != sharp.weights["W"]).any()
+        with pytest.raises(RunError, match="network"):
+            train(task, tmp_path / "True", MaxAffine(2, smooth=False), recipe=recipe)
+
+    @pytest.mark.parametrize("network", [amips.Linear(rank=5), MaxAffine(3), MaxAffine(2, rank=5)], ids=str)
+    def test_resumed_bit_for_bit(self, task, tmp_path, monkeypatch, network):
+        train(task, tmp_path / "whole", network)
+        real = loop.Run.step
+
+        def step(run, done):
+            losses = real(run, done)
+            if run.state.progress.step == 8:
+                os.kill(os.getpid(), signal.SIGINT)
+            return losses
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.Run, "step", step)
+            with pytest.raises(amips.TrainingInterrupted):
+                train(task, tmp_path / "run", network)
+        assert not (tmp_path / "run" / "model.json").exists()
+        train(task, tmp_path / "run", network, resume=True)
+        files = [tmp_path / name / "model.safetensors" for name in ("run", "whole")]
+        assert files[0].read_bytes() == files[1].read_bytes()
 
     def test_more_top_keys(self, tmp_path):
         # With more of the top keys to find, the few best cells hold more of them.

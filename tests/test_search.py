@@ -19,7 +19,7 @@ from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.index import FaissIVF
 from amips.nets import AffineNet
-from amips.search.points import ladder, probes_for
+from amips.search.points import ladder, point_for, shares
 from amips.vectors import open_vectors
 from conftest import make_world
 from reference import architecture, best_in_cells, random_net
@@ -106,7 +106,7 @@ class TestSearch:
         owners = made.cells[two]
         assert all(len(set(row)) <= 2 for row in owners)
 
-    @pytest.mark.parametrize("storage", ["flat", "sq8", "pq"])
+    @pytest.mark.parametrize("storage", ["flat", "sq8", "pq", "lean"])
     def test_scores_are_inner_products(self, task, x, storage):
         made = amips.build(task, None, storage=storage)
         # Queries of any length: a score is <x, y>, not a cosine.
@@ -269,7 +269,7 @@ class TestNumbers:
             same(got, expected(mapper, task, x, np.minimum(counts, C), 6))
 
     def test_probes_and_recall(self, support, x):
-        with pytest.raises(AmipsError, match="not both"):
+        with pytest.raises(AmipsError, match="give one of probes, recall and share"):
             support.search(x, 5, 2, recall=0.9)
 
     def test_unknown_route(self, support, x):
@@ -301,7 +301,7 @@ class TestBatches:
             whole = [call() for call in calls]
             with monkeypatch.context() as patch:
                 patch.setattr("amips.search.inputs.BATCH_BYTES", limit)
-                assert made._batch(np.array([3]), 6) < len(x)
+                assert len(list(made._batches(made._effort(3, None, None, 6, len(x)), 6))) > 1
                 for call, want in zip(calls, whole, strict=True):
                     same(call(), want)
 
@@ -398,7 +398,7 @@ class TestRecall:
         [(1, 0.5, 1), (1, 0.51, 2), (1, 0.8, 2), (1, 0.9, 6), (10, 0.5, 2), (10, 0.61, 3), (5, 0.9, 6)],
     )
     def test_the_fewest_probes(self, index, x, k, recall, probes):
-        assert probes_for(list(self.POINTS), recall, k) == probes
+        assert point_for(list(self.POINTS), recall, k).probes == probes
         made = replace(index, points=list(self.POINTS))
         same(made.search(x, k, recall=recall), index.search(x, k, probes))
 
@@ -428,9 +428,10 @@ class TestRecall:
     def test_measured_and_kept_on_other_queries(self, task, x):
         made = amips.build(task, None)
         for recall in (0.5, 0.8, 0.95):
-            probes = probes_for(made.points, recall, 10)
-            same(made.search(x, recall=recall), made.search(x, 10, probes))
-            found = made.search(x, 10, probes)[1]
+            point = point_for(made.points, recall, 10)
+            options = {"share": point.share} if point.share else {"probes": point.probes}
+            same(made.search(x, recall=recall), made.search(x, 10, **options))
+            found = made.search(x, recall=recall)[1]
             assert (found[:, :, None] == task.test.top_ids[:, None, :]).any(axis=1).mean() > recall - 0.08
 
     @pytest.mark.parametrize("c", [1, 2, 5, 8, 100, 1024])
@@ -445,8 +446,9 @@ class TestRecall:
     def test_points_by_brute_force(self, index, support, mapper, task, kind):
         made = {"centroid": index, "support": support, "mapper": mapper}[kind]
         x, true = np.asarray(task.val.queries), np.asarray(task.val.top_ids)
-        assert [p.probes for p in made.points] == ladder(C)
-        for p in made.points:
+        points = [p for p in made.points if not p.share]
+        assert [p.probes for p in points] == ladder(C)
+        for p in points:
             ids = expected(made, task, x, p.probes, 10)[1]
             assert p.recall1 == pytest.approx(np.mean(ids[:, 0] == true[:, 0]))
             shares = [len(set(a) & set(b)) / 10 for a, b in zip(ids, true, strict=True)]
@@ -455,11 +457,124 @@ class TestRecall:
             assert p.scanned == pytest.approx(cost.scanned.mean() / task.n)
             assert p.flops == pytest.approx(made.router.flops + 2 * D * cost.scanned.mean())
         for name in ("probes", "scanned", "flops"):
-            assert (np.diff([getattr(p, name) for p in made.points]) > 0).all()
+            assert (np.diff([getattr(p, name) for p in points]) > 0).all()
         for name in ("recall1", "recall10"):
-            assert (np.diff([getattr(p, name) for p in made.points]) >= 0).all()
-            assert getattr(made.points[-1], name) == 1
-        assert made.points[-1].scanned == 1
+            assert (np.diff([getattr(p, name) for p in points]) >= 0).all()
+            assert getattr(points[-1], name) == 1
+        assert points[-1].scanned == 1
+
+
+class TestShare:
+    """A bound on the share of the top keys that a cell must hold."""
+
+    def cells_of(self, made, x, share):
+        """The cells of each query by softmax, in float64."""
+        found = []
+        for row in made.router.scores(x).astype(np.float64) / made.temperature:
+            chances = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+            found.append({int(row.argmax()), *np.flatnonzero(chances >= share).tolist()})
+        return found
+
+    @pytest.mark.parametrize("share", [1.0, 0.3, 0.1, 0.01, 1e-9])
+    @pytest.mark.parametrize("kind", ["centroid", "support", "mapper"])
+    def test_scans_the_cells_that_hold_enough(self, index, support, mapper, task, x, kind, share):
+        made = {"centroid": index, "support": support, "mapper": mapper}[kind]
+        taken = self.cells_of(made, x, share)
+        cells = np.array([[*row, *[-1] * (C - len(row))] for row in map(list, taken)])
+        got = made.search(x, 10, share=share)
+        same(got, best_in_cells(task.keys, x, task.cells.assignment, cells, 10))
+        alone = [made.search(row, 10, share=share) for row in x[:20]]
+        same([np.concatenate(part) for part in zip(*alone, strict=True)], [part[:20] for part in got])
+        cost = made.cost(x, share=share)
+        assert cost.probed.tolist() == [len(row) for row in taken]
+        sizes = task.cells.sizes
+        assert cost.scanned.tolist() == [sum(int(sizes[j]) for j in row) for row in taken]
+        np.testing.assert_array_equal(cost.scan, 2 * D * cost.scanned)
+        np.testing.assert_array_equal(cost.flops, made.router.flops + 2 * D * cost.scanned)
+
+    def test_easy_queries_probe_fewer_cells(self, index, x):
+        probed = index.cost(x, share=0.1).probed
+        assert probed.min() < probed.max()
+        everything = index.search(x, 10, share=1e-30)
+        same(everything, index.search(x, 10, C))
+
+    def test_cost_counts_the_cells_of_a_number_of_probes_too(self, index, x):
+        probes = np.arange(len(x)) % 5 + 1
+        cost = index.cost(x, probes)
+        np.testing.assert_array_equal(cost.probed, probes)
+        cells = index.route(x, probes)
+        np.testing.assert_array_equal((cells >= 0).sum(axis=1), cost.probed)
+        np.testing.assert_array_equal(np.append(index.engine.sizes, 0)[cells].sum(axis=1), cost.scanned)
+        assert (index.cost(x, 99).probed == C).all()
+
+    def test_in_small_blocks(self, index, x, monkeypatch):
+        """Blocks differ in how many cells their hardest query needs."""
+        want, cost = index.search(x, 10, share=0.05), index.cost(x, share=0.05)
+        monkeypatch.setattr("amips.search.inputs.BATCH_BYTES", 1)
+        same(index.search(x, 10, share=0.05), want)
+        np.testing.assert_array_equal(index.cost(x, share=0.05).probed, cost.probed)
+
+    def test_bad_queries_cost_one_cell(self, index, x):
+        bad = x.copy()
+        bad[[3, 8]] = np.nan
+        scores, ids = index.search(bad, 5, share=0.2, on_bad="skip")
+        assert (ids[[3, 8]] == -1).all()
+        good = np.setdiff1d(np.arange(len(x)), [3, 8])
+        want = index.search(x, 5, share=0.2)
+        same((scores[good], ids[good]), (want[0][good], want[1][good]))
+        assert index.cost(np.zeros((2, D)), share=0.2).probed.tolist() == [1, 1]
+
+    def test_no_queries(self, index):
+        nothing = np.empty((0, D), np.float32)
+        assert index.search(nothing, 4, share=0.2)[1].shape == (0, 4)
+        assert index.cost(nothing, share=0.2).probed.shape == (0,)
+
+    @pytest.mark.parametrize("share", [0, -0.1, 1.01, np.nan, np.inf])
+    def test_not_a_share(self, index, x, share):
+        for call in (index.search, index.cost):
+            with pytest.raises(AmipsError, match=r"^share=.*: expected a share between 0 and 1$"):
+                call(x, share=share)
+
+    @pytest.mark.parametrize(
+        "options", [{"probes": 2, "share": 0.1}, {"recall": 0.9, "share": 0.1}, {"probes": 2, "recall": 0.9}]
+    )
+    def test_one_of_three(self, index, x, options):
+        for call in (index.search, index.cost):
+            with pytest.raises(AmipsError, match=r"^give one of probes, recall and share$"):
+                call(x, **options)
+
+    def test_where_nothing_is_known_of_the_shares(self, index, x):
+        for made in (replace(index, temperature=0.0), index.with_model(net())):
+            with pytest.raises(AmipsError, match=r"does not know what share .* give probes$") as caught:
+                made.search(x, share=0.1)
+            assert one_line(caught.value)
+
+    @pytest.mark.parametrize("options", [{"share": 0.1}, {"recall": 0.9}])
+    def test_not_with_a_drop_in(self, mapper, x, options):
+        with pytest.raises(AmipsError, match='recall and share are for route="cells"') as caught:
+            mapper.search(x, 5, route="drop-in", **options)
+        assert one_line(caught.value)
+
+    def test_recall_takes_the_cheapest_point_of_both_kinds(self, index, x):
+        points = [
+            Point(2, 0.9, 0.9, 0.2, 200.0),
+            Point(3, 0.9, 0.92, 0.3, 150.0, share=0.1),
+            Point(4, 0.99, 0.97, 0.4, 400.0),
+            Point(6, 0.99, 0.98, 0.6, 500.0, share=0.01),
+        ]
+        made = replace(index, points=points)
+        same(made.search(x, recall=0.9), index.search(x, share=0.1))
+        same(made.search(x, recall=0.95), index.search(x, probes=4))
+        same(made.search(x, recall=0.98), index.search(x, share=0.01))
+        np.testing.assert_array_equal(made.cost(x, recall=0.9).probed, index.cost(x, share=0.1).probed)
+        with pytest.warns(UserWarning, match=r"the highest measured recall@10 is 0\.9800, with 6 probes"):
+            same(made.search(x, recall=0.99), index.search(x, share=0.01))
+
+    def test_a_ladder_of_shares(self):
+        steps = shares()
+        assert steps[0] == 0.4
+        assert all(b == pytest.approx(2 / 3 * a) for a, b in itertools.pairwise(steps))
+        assert 0 < steps[-1] < 1e-6
 
 
 class TestIds:

@@ -220,6 +220,39 @@ class TestLabel:
         assert content(a.path) == content(b.path)
 
 
+class TestQueryAware:
+    def test_cells_are_those_of_the_training_queries(self, world, tmp_path):
+        options = {"cells": 9, "val": 100, "test": 100, "k": 15, "seed": 3}
+        made = amips.label(*world, query_aware=1.5, out=tmp_path / "aware", **options)
+        plain = amips.label(*world, out=tmp_path / "plain", **options)
+        top = np.asarray(made.train.top_ids)[:, :10]
+        want = partition.query_aware(made.keys, np.asarray(made.train.queries), top, 9, strength=1.5, seed=3)
+        np.testing.assert_array_equal(made.cells.assignment, want.assignment)
+        np.testing.assert_array_equal(made.cells.centroids, want.centroids)
+        assert (made.cells.assignment != plain.cells.assignment).any()
+        np.testing.assert_array_equal(made.test.top_ids, plain.test.top_ids)
+        check_targets(made)
+        with pytest.raises(TaskError, match="query_aware"):
+            amips.label(*world, query_aware=3, out=tmp_path / "aware", **options)
+
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            ({"cells": 1}, "^query_aware is for a number of cells, spherical, one run$"),
+            ({"runs": 3}, "^query_aware is for a number of cells"),
+            ({"spherical": False}, "^query_aware is for a number of cells"),
+            ({"query_aware": -1.0}, r"^query_aware=-1\.0: expected a finite number, not negative$"),
+            ({"query_aware": np.nan}, "^query_aware=nan"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be(self, world, tmp_path, options, match):
+        options = {"cells": 9, "query_aware": 1.5, **SMALL, **options}
+        with pytest.raises(VectorError, match=match):
+            amips.label(*world, out=tmp_path / "t", **options)
+        assert not (tmp_path / "t").exists()
+
+
 class TestSeed:
     def test_the_same_seed_gives_the_same_bytes(self, world, tmp_path):
         a = amips.label(*world, cells=4, seed=3, out=tmp_path / "a", **SMALL)
@@ -283,7 +316,7 @@ class TestOutDirectory:
 
     def test_an_unfinished_task_of_other_options_is_refused(self, world, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
-            patch.setattr(labeller, "top_k", lambda *_, **__: 1 / 0)
+            patch.setattr(labeller, "cell_maxima", lambda *_, **__: 1 / 0)  # the cells are made by then
             with pytest.raises(ZeroDivisionError):
                 amips.label(*world, cells=4, out=tmp_path / "t", **SMALL)
         before = content(tmp_path / "t")

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,10 +82,24 @@ def test_the_answer_is_that_of_a_search_with_the_encoded_question(made):
 def test_fewer_probes_scan_fewer_keys_and_recall_chooses_them(made):
     asker = Asker(made / "bundle")
     assert asker.ask("csv", probes=1).scanned < asker.ask("csv", probes=4).scanned
-    points = {p.probes: p.recall10 for p in asker.index.points}
-    chosen = asker.ask("open a socket").probes
-    assert points[chosen] >= 0.95
-    assert all(points[p] < 0.95 for p in points if p < chosen)
+    # As many cells as this question needs, in the cheapest way that had this recall.
+    x = Words().encode(["open a socket"])
+    for recall, options in ((0.95, {}), (0.6, {"recall": 0.6})):
+        answer, cost = asker.ask("open a socket", **options), asker.index.cost(x, recall=recall)
+        assert (answer.probes, answer.scanned) == (cost.probed[0], cost.scanned[0])
+        found = asker.index.search(x, 10, recall=recall)
+        np.testing.assert_allclose(
+            [hit.score for hit in answer.hits], found[0][0, : len(answer.hits)], rtol=1e-5
+        )
+    # Recall is known of the top 10: one result is sought as ten are.
+    assert asker.ask("open a socket", k=1).scanned == asker.ask("open a socket", k=10).scanned
+
+
+def test_without_points_eight_cells_are_probed(made):
+    asker = Asker(made / "bundle")
+    assert asker.ask("csv", probes=3).probes == 3
+    asker.index = replace(asker.index, points=[])
+    assert asker.ask("csv").probes == 8
 
 
 def test_compare_counts_the_probes_until_all_true_keys_are_seen(made):

@@ -81,8 +81,8 @@ def learn(keys: Vectors, queries: Vectors, r: int) -> Projection:
 
 
 def rank_for(d: int, share: float) -> int:
-    """About this share of d dimensions, a multiple of 16 where d allows it."""
-    return min(d, max(1, STEP * round(share * d / STEP))) or min(d, STEP)
+    """About this share of d dimensions, a multiple of 16 where d allows it, and 16 at least."""
+    return min(d, STEP * max(1, round(share * d / STEP)))
 
 
 def _second_moment(vectors: Vectors) -> Doubles:

@@ -206,7 +206,8 @@ def cells_by_share(scores: Floats, temperature: float, share: float) -> NDArray[
     high = scores.max(axis=1, keepdims=True)
     exponents = (scores - high) / np.float32(temperature)
     least = np.log(np.float32(max(share, 1e-30))) + np.log(np.exp(exponents).sum(axis=1, keepdims=True))
-    taken = exponents >= np.minimum(least, 0)  # 0 is the exponent of the best cell
+    taken, best = exponents >= least, scores.argmax(axis=1)
+    taken[np.arange(len(scores)), best] = True  # one of those that tie: nothing asks for a scan of all
     if len(scores) == 1:  # FAISS keeps fewer candidates for a moment when the best cells come first
         found = np.flatnonzero(taken[0])
         return found[np.argsort(-scores[0, found], kind="stable")][None]
@@ -215,7 +216,6 @@ def cells_by_share(scores: Floats, temperature: float, share: float) -> NDArray[
     place = np.arange(len(rows)) - first[rows]
     cells = np.full((len(scores), int(place.max(initial=0)) + 1), -1, np.int64)
     cells[rows, place] = found
-    best = scores.argmax(axis=1)
     swapped = cells == best[:, None]
     cells[swapped] = cells[:, 0]
     cells[:, 0] = best

@@ -81,7 +81,10 @@ class System:
             raise AmipsError(f"system: rank={self.rank} is for router 'linear'")
         if self.stop == "share" and self.route != "cells":
             raise AmipsError("system: stop='share' is for route 'cells'")
-        if (self.storage == "lean") != (self.lean > 0) or min(self.rank, self.lean, self.aware) < 0:
+        if self.rank < 0 or not 0 <= self.aware < math.inf:
+            wrong = f"rank={self.rank}" if self.rank < 0 else f"aware={self.aware}"
+            raise AmipsError(f"system: {wrong}: expected a finite number, not negative")
+        if (self.storage == "lean") != (self.lean > 0):
             raise AmipsError("system: storage 'lean' has a number of dimensions, lean; others have none")
         if self.links < 2:
             raise AmipsError(f"system: links={self.links}: expected at least 2")

@@ -4,6 +4,7 @@ Everything is chosen on the val queries; the test queries are looked at once, to
 """
 
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ class Fitting:
         ours = task.with_cells(best.cells)
         model = self._train(ours)
         made = self._stored(ours, model)
-        baseline = build(task.with_cells(plain.cells), None)
+        baseline = _built(task.with_cells(plain.cells), None, self.settings.storage or "flat")
         return self._compare(task, made, baseline)
 
     def remove(self) -> None:
@@ -213,12 +214,9 @@ class Fitting:
 
     def _stored(self, task: Task, model: Model) -> Searcher:
         """The index in the storage asked for, or in the cheaper one."""
-        if self.settings.storage is not None and self.settings.storage != "lean":
-            return build(task, model, storage=self.settings.storage)
-        r = _lean_rank(task)
-        if self.settings.storage == "lean":
-            return build(task, model, storage="lean", lean=r or task.d)
-        flat = build(task, model)
+        if self.settings.storage is not None:
+            return _built(task, model, self.settings.storage)
+        flat, r = build(task, model), _lean_rank(task)
         if r is None:
             self.say(f"lean storage: no projection keeps {LEAN_RECALL:.0%} of the top keys; flat it is")
             return flat
@@ -231,10 +229,11 @@ class Fitting:
         return small if costs[1] < costs[0] else flat
 
     def _cost(self, searcher: Searcher, task: Task) -> float:
-        """What the objective names, of one query at the recall asked for."""
-        point = point_for(searcher.points, self.settings.recall, TOP)
+        """What the objective names, of one query at the recall asked for; infinite if it is out of reach."""
+        if all(point.recall10 < self.settings.recall for point in searcher.points):
+            return math.inf
         if self.settings.objective == "flops":
-            return point.flops / (2 * task.n * task.d)
+            return point_for(searcher.points, self.settings.recall, TOP).flops / (2 * task.n * task.d)
         x = np.asarray(task.val.queries[:TIMED])
         parts = [x] if self.settings.objective == "throughput" else [x[i : i + 1] for i in range(len(x))]
         taken = []
@@ -282,8 +281,16 @@ def _affordable(keys: Vectors, queries: Vectors, seconds: float) -> int:
     return min(queries.n, max(LEAST, int(rate * seconds)))
 
 
+def _built(task: Task, model: Model | None, storage: Storage) -> Searcher:
+    """The index in this storage."""
+    r = (_lean_rank(task) or task.d) if storage == "lean" else None
+    return build(task, model, storage=storage, lean=r)
+
+
 def _lean_rank(task: Task) -> int | None:
     """The fewest dimensions whose candidates hold nearly all of the true top keys; None if none are few."""
+    if task.n <= 10 * TOP:
+        return None  # every key is a candidate: nothing is saved
     keys = open_vectors(task.path / "keys.npy")
     queries = open_vectors(task.path / "train" / "queries.npy")
     x, true = np.asarray(task.val.queries[:LEAN_SAMPLE]), np.asarray(task.val.top_ids[:LEAN_SAMPLE])

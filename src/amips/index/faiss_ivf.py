@@ -168,7 +168,9 @@ class FaissIVF:
 
     def _scan_by_faiss(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         m, p = cells.shape
-        x = x if self.projection is None else x @ self.projection.T
+        if self.projection is not None:
+            x = x @ self.projection.T
+            x[~x.any(axis=1)] = 1  # FastScan finds nothing for zeros, to which every key is as near
         x, cells = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(cells, np.int64)
         base = np.zeros((m, p), np.float32)
         if self.storage == "pq":  # residual codes: FAISS adds <x, y - centroid> to this
@@ -305,7 +307,8 @@ class FaissIVF:
 def _read_lean(path: Path, index: Any) -> dict[str, Floats]:
     """The projection [r, d] and centroids [c, d] of a lean index."""
     try:
-        with np.load(path, allow_pickle=False) as found:
+        # Opened here: numpy leaves a file that it cannot read open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in ("projection", "centroids")}
     except Exception as problem:  # a damaged file makes numpy raise nearly anything
         raise BundleError(f"{path} is damaged: {(str(problem) or repr(problem)).splitlines()[0]}") from None
@@ -358,8 +361,10 @@ def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection |
         if keys.n <= most
         else keys.take(np.sort(np.random.default_rng(0).choice(keys.n, most, replace=False)))
     )
-    if storage == "pq" and len(sample) < 1 << index.pq.nbits:
-        raise AmipsError(f"storage='pq' needs at least 256 keys, got {len(sample)}; use 'flat' or 'sq8'")
-    if storage == "pq":
+    if storage in ("pq", "lean"):
+        least = 1 << index.pq.nbits
+        if len(sample) < least:
+            few = f"storage={storage!r} needs at least {least} keys, got {len(sample)}"
+            raise AmipsError(f"{few}; use 'flat' or 'sq8'")
         index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
     index.train(sample if projection is None else sample @ projection.keys.T)

@@ -63,7 +63,7 @@ def build(
     projection = None
     if storage == "lean":
         queries = open_vectors(task.path / "train" / "queries.npy")
-        projection = learn_projection(keys, queries, lean or rank_for(task.d, LEAN_SHARE))
+        projection = learn_projection(keys, queries, rank_for(task.d, LEAN_SHARE) if lean is None else lean)
     elif lean is not None:
         raise AmipsError("lean is for storage='lean' only")
     engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage, projection)

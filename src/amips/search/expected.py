@@ -40,10 +40,11 @@ class Routed:
 
     @cached_property
     def _shares(self) -> tuple[Floats, NDArray[np.bool_]]:
-        """The expected share of each cell, and which cells are a query's best, probed in any case."""
+        """The expected share of each cell, and which cell is a query's best, probed in any case."""
         apart = self.scores - self.scores.max(axis=1, keepdims=True)
         relative = np.exp(apart / np.float32(self.temperature))
-        return relative / relative.sum(axis=1, keepdims=True), relative >= 1
+        best = np.arange(self.scores.shape[1]) == self.scores.argmax(axis=1)[:, None]
+        return relative / relative.sum(axis=1, keepdims=True), best
 
     @cached_property
     def _ordered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
