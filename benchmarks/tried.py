@@ -1,6 +1,6 @@
 """What else was tried to make search cheaper, on val: most of it does not help.
 
-    python benchmarks/tried.py TASK --out RUNS --minutes 0.4
+    python benchmarks/tried.py TASK --out RUNS --samples 800000
 
 Each line changes one thing of the recipe (query-aware cells, a router of reduced rank, as many probes as each
 query needs, float32 keys). FLOPs at a recall of the top 10, as a share of a full scan. The table goes to
@@ -35,8 +35,8 @@ ROUNDS = 30  # of prices that keep moved keys balanced
 class Trials:
     """A task and what was trained on it."""
 
-    def __init__(self, task: Task, out: Path, minutes: float) -> None:
-        self.task, self.out, self.minutes = task, out, minutes
+    def __init__(self, task: Task, out: Path, samples: int) -> None:
+        self.task, self.out, self.samples = task, out, samples
         self.count = round(4 * math.sqrt(task.n))
         self.queries = open_vectors(task.path / "train" / "queries.npy")
         self.top = np.asarray(task.train.top_ids)[:, :10]
@@ -53,7 +53,7 @@ class Trials:
             (task or self.task).with_cells(cells),
             amips.Linear(rank=rank),
             recipe=amips.Recipe(route_top=10),
-            minutes=self.minutes * longer,
+            samples=round(self.samples * longer),
             out=self.out / name.replace(" ", "-").replace("/", "-"),
             evaluations=1,
         )
@@ -148,11 +148,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("task", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=0.4)
+    parser.add_argument("--samples", type=int, default=800_000)
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results" / "tried.md")
     o = parser.parse_args()
     task = Task(o.task)
-    t = Trials(task, o.out, o.minutes)
+    t = Trials(task, o.out, o.samples)
     rows: list[list[str]] = []
 
     def tell(name: str, costs: list[str]) -> None:
@@ -183,7 +183,7 @@ def main() -> None:
     head = ["", *(f"recall@10 {recall:.2f}" for recall in RECALLS)]
     lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
     about = (
-        f"`python benchmarks/tried.py TASK --out RUNS --minutes {o.minutes}`; {task.n:,} keys, d = {task.d}, "
+        f"`python benchmarks/tried.py TASK --out RUNS --samples {o.samples}`; {task.n:,} keys, d = {task.d}, "
         f"{t.count:,} cells, {len(task.train):,} training queries, {len(task.val):,} val queries. FLOPs of "
         "router and scan, float32 keys, as many probes as each query needs, as a share of a full scan."
     )
