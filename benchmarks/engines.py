@@ -14,22 +14,10 @@ import amips
 from amips.bench import System, bench
 from amips.bench.studies.lab import Lab, Scale
 from amips.bench.systems import engine_systems, load_models
-from amips.engines import ENGINES, engine_class
+from amips.engines import ENGINES, missing
 
 TARGETS = (0.9, 0.95)
 WAYS = ("x", "drop-in", "routed")
-
-
-def here() -> tuple[list[str], list[str]]:
-    """Names of the engines that can be run, and of those that cannot."""
-    found, missing = [], []
-    for name in ENGINES:
-        try:
-            engine_class(name).require()
-            found.append(name)
-        except amips.AmipsError:
-            missing.append(name)
-    return found, missing
 
 
 def main() -> None:
@@ -45,7 +33,8 @@ def main() -> None:
     task = lab.mapping_task()
     lab.model(task, amips.KeyNet(size="XS"), "keynet-xs")
     run = str(lab.run_directory("keynet-xs", task))
-    found, missing = here()
+    absent = missing()
+    found = [name for name in ENGINES if name not in absent]
     cells = round(4 * math.sqrt(task.n))
     ivf = {"cells": cells, "router": run, "label": "KeyNet XS"}
     systems = [System(cells=cells), System(**ivf), System(**ivf, route="drop-in-rescored")]
@@ -84,8 +73,8 @@ def main() -> None:
         head += [f"us at recall@10 {target}, batch 1", "large batch"]
     head += ["keys scanned at 0.9", "FLOPs at 0.9, share of a full scan"]
     title = f"Engines: {task.n:,} keys, d = {task.d}, KeyNet XS of {o.samples:,} samples"
-    if missing:
-        title += f" (not here: {', '.join(missing)})"
+    if absent:
+        title += f" (not here: {', '.join(absent)})"
     command = f"python benchmarks/engines.py DATA --rounds {o.rounds}"
     write("engines", title, command, head, rows, raw)
 

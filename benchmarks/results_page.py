@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 ORDER = (
     *("bench", "routing", "routing128", "ivf", "ood", "timing", "shift", "leak"),
-    *("dynamics", "tradeoff", "losses", "horizon", "encoders", "scaling"),  # of the paper's appendix
+    # Of the paper's appendix:
+    *("backends", "dynamics", "tradeoff", "losses", "horizon", "encoders", "scaling"),
 )
 POINTS = "The best points of each"  # hundreds of rows: they are in the report and in summary.json
 INTRODUCTION = """# Results

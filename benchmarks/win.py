@@ -1,10 +1,12 @@
 """What amips gains over the best FAISS IVF, and what each part of it gives.
 
     python benchmarks/win.py TASK --out RESULTS
+    python benchmarks/win.py TASK --out RESULTS --engine scann --engine soar --engine usearch
 
 TASK is labelled with k of at least 10. Every system is answered on all held-out queries; budgets are timed
 where they surround a recall of interest, systems in turns and each beside the same yardstick, one thread.
 Raw runs are kept in RESULTS: a second call derives the tables again. The tables go to results/win.md.
+Engines named with --engine are searched with x and stand beside HNSW, as references.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from amips.bench.engines import OpenedIVF, budgets
 from amips.bench.machine import describe
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
-from amips.bench.systems import AWARE, System, own_systems, sweep
+from amips.bench.systems import AWARE, System, engine_systems, own_systems, sweep
+from amips.engines import ENGINES, missing
 from amips.lean import rank_for
 from amips.progress import bar
 from amips.search import recalls
@@ -95,7 +98,9 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def share(family: Family, metric: str, target: float, full: float) -> str:
-    """FLOPs at a recall as a share of a full scan."""
+    """FLOPs at a recall as a share of a full scan; - where the engine does not tell them."""
+    if not family.told("flops"):
+        return "-"
     value = family.cost_at("flops", metric, target) / full  # type: ignore[arg-type]
     return "not reached" if math.isnan(value) else f"{value:.2%}"
 
@@ -109,8 +114,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=0.75, help="Training of each router.")
     parser.add_argument("--rounds", type=int, default=5, help="How often each time is taken.")
+    parser.add_argument(
+        "--engine", dest="engines", action="append", default=[], choices=[*ENGINES], help="May be repeated."
+    )
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results" / "win.md")
     o = parser.parse_args()
+    for reason in missing(o.engines).values():
+        parser.error(reason)
     task = Task(o.task)
     show = sys.stderr.isatty()
     settings = Settings(minutes=o.minutes, rounds=o.rounds, progress=show, all_threads=False)
@@ -118,7 +128,8 @@ def main() -> None:
     bench = Bench(task, store, settings)
     plain = [System(cells=c) for c in sweep(task.n)]
     own = own_systems(task.n, task.d)
-    references = [System(engine="hnsw"), System(engine="flat")]
+    named = engine_systems(task, ["hnsw", *o.engines], {})
+    references = [*named, System(engine="flat")]
     pieces = parts(task.n, task.d)
     compared = [*plain, *own, *references]
     everything = [*compared, *(s for systems in pieces.values() for s in systems)]
@@ -129,6 +140,7 @@ def main() -> None:
             shown.update()
     for system in compared:
         bench.take_times({system: around(bench, system, ran[system])})
+    bench.close()
 
     full = 2 * task.n * task.d
     runs = store.runs(compared)
@@ -172,12 +184,15 @@ def main() -> None:
             both = [share(f, metric, target, full) for f in (val, family) for metric, target in TARGETS]
             ablation.append([f"all of it: {family.name}", *both])
     machine = ", ".join(f"{name} {value}" for name, value in describe().items())
+    command = f"python benchmarks/win.py TASK --out RESULTS --minutes {o.minutes} --rounds {o.rounds}"
+    command += "".join(f" --engine {name}" for name in o.engines)
+    untold = " (- where an engine does not tell them)" if o.engines else ""
     text = "\n\n".join(
         [
             "# What amips gains over the best FAISS IVF",
-            f"`python benchmarks/win.py TASK --out RESULTS --minutes {o.minutes} --rounds {o.rounds}`; "
+            f"`{command}`; "
             f"{task.n:,} keys, d = {task.d}, {len(task.train):,} training queries, {len(task.test):,} test "
-            f"queries; {machine}. FLOPs as a share of a full scan; times on one thread.",
+            f"queries; {machine}. FLOPs as a share of a full scan{untold}; times on one thread.",
             markdown(["", *names], rows),
             "How many times less than the best FAISS IVF (cells swept from sqrt(n) / 2 to 10 sqrt(n)), with "
             "95 % intervals:",

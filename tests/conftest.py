@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 import amips
+from amips.engines.finder import Finder
 from amips.rowfiles import JOURNAL
 
 # How long an example takes depends on what else the machine does.
@@ -74,3 +75,33 @@ def task1(world, tmp_path_factory):
     """The same without a partition: c = 1."""
     out = tmp_path_factory.mktemp("task1") / "task"
     return amips.label(*world, cells=1, val=100, test=100, k=10, out=out)
+
+
+class Silent(Finder):
+    """An engine that looks at the first quarters of the keys, and tells nothing of it."""
+
+    title, budget = "ScaNN", "nothing"
+
+    def __init__(self, keys):
+        self.keys, (self.n, self.d) = keys, keys.shape
+
+    def find(self, x, k, budget):
+        scores = x @ self.keys[: budget * self.n // 4].T
+        ids = np.argsort(-scores, axis=1)[:, :k]
+        return np.take_along_axis(scores, ids, 1), ids
+
+    def budgets(self):
+        return [1, 2, 3, 4]
+
+    @classmethod
+    def settings(cls, n, d):
+        return {}
+
+    @classmethod
+    def make(cls, given, directory):
+        np.save(directory / "keys.npy", given.keys.load())
+        return ["keys.npy"]
+
+    @classmethod
+    def open(cls, directory, n, d, settings, address):
+        return cls(np.load(directory / "keys.npy"))

@@ -14,12 +14,11 @@ from amips.bench.studies import study
 from amips.bench.systems import System, engine_systems
 from amips.cli import cli
 from amips.engines import scann_engine
-from amips.engines.finder import Finder
 from amips.errors import AmipsError, RunError
 from amips.nets import AffineNet, Net, load_model
 from amips.nets.affine import AffineArchitecture
 from amips.search.points import shares
-from conftest import make_world
+from conftest import Silent, make_world
 from reference import architecture, random_net
 
 D, N, K = 16, 600, 10
@@ -40,36 +39,6 @@ def opened(task, tmp_path):
     made = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
     yield made
     made.close()
-
-
-class Silent(Finder):
-    """Every key is looked at, and nothing is told of it."""
-
-    title, budget = "ScaNN", "nothing"
-
-    def __init__(self, keys):
-        self.keys, (self.n, self.d) = keys, keys.shape
-
-    def find(self, x, k, budget):
-        scores = x @ self.keys[: budget * N // 4].T
-        ids = np.argsort(-scores, axis=1)[:, :k]
-        return np.take_along_axis(scores, ids, 1), ids
-
-    def budgets(self):
-        return [1, 2, 3, 4]
-
-    @classmethod
-    def settings(cls, n, d):
-        return {}
-
-    @classmethod
-    def make(cls, given, directory):
-        np.save(directory / "keys.npy", given.keys.load())
-        return ["keys.npy"]
-
-    @classmethod
-    def open(cls, directory, n, d, settings, address):
-        return cls(np.load(directory / "keys.npy"))
 
 
 @pytest.fixture

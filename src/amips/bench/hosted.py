@@ -13,11 +13,11 @@ def pairs(tested: list[Family]) -> list[tuple[Family, Family]]:
     return [(named[f.host], f) for f in tested if f.host is not None and f.host in named]
 
 
-def hosted_tables(tested: list[Family], bootstrap: Bootstrap, batch: int) -> list[Table]:
-    """How many times less a model costs than x on the same engine; no table if there is none."""
+def hosted_tables(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[Table]:
+    """How many times less a model costs than x on the same engine, for `pairs`; no table if there is none."""
     rows = []
     for metric, target in TARGETS:
-        for base, ours in pairs(tested):
+        for base, ours in compared:
             cells = []
             for axis in AXES:
                 ratio = bootstrap.ratio(base, ours, axis, metric, target)
@@ -36,11 +36,11 @@ def hosted_tables(tested: list[Family], bootstrap: Bootstrap, batch: int) -> lis
     return [Table("Engines: a model against x", head, rows, note)]
 
 
-def hosted_sentences(tested: list[Family], bootstrap: Bootstrap, batch: int) -> list[str]:
+def hosted_sentences(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[str]:
     """One for each model on each engine, at the highest recall that both reach."""
     axes: list[tuple[Axis, str]] = [("single/1", "batch 1"), ("batch/1", f"batch {batch:,}")]
     sentences = []
-    for base, ours in pairs(tested):
+    for base, ours in compared:
         for target in HEADLINES:
             parts = []
             for axis, words in axes:
@@ -57,7 +57,11 @@ def hosted_sentences(tested: list[Family], bootstrap: Bootstrap, batch: int) -> 
                 break
         else:
             sentences.append(f"{ours.name} does not reach recall@10 = {HEADLINES[-1]:.2f} where x does.")
-    silent = dict.fromkeys(base.name for base, _ in pairs(tested) if not base.told("flops"))
-    if silent:
-        sentences.append(f"{', '.join(silent)}: FLOPs and keys scanned are not told; there is only time.")
     return sentences
+
+
+def silent_sentences(compared: list[tuple[Family, Family]]) -> list[str]:
+    """Which engines do not tell what they looked at; nothing if all do."""
+    silent = dict.fromkeys(base.name for base, _ in compared if not base.told("flops"))
+    told = "FLOPs and keys scanned are not told; there is only time."
+    return [f"{', '.join(silent)}: {told}"] if silent else []

@@ -20,7 +20,7 @@ from amips.bench.derive import (
     yardstick_seconds,
 )
 from amips.bench.facts import facts, top_scores, training_curves
-from amips.bench.hosted import hosted_sentences, hosted_tables
+from amips.bench.hosted import hosted_sentences, hosted_tables, pairs, silent_sentences
 from amips.bench.machine import describe, threads
 from amips.bench.running import Settings
 from amips.bench.store import Run, Store
@@ -49,7 +49,8 @@ def summarize(task: Task, store: Store, settings: Settings, systems: list[System
     batch = min(settings.batch, len(task.test))
     bootstrap = Bootstrap(np.asarray(task.test.source), seed=settings.seed)
     held = on_val(runs, task)
-    hosted = hosted_sentences(tested, bootstrap, batch)
+    on_engines = pairs(tested)
+    hosted = [*hosted_sentences(on_engines, bootstrap, batch), *silent_sentences(on_engines)]
     verdict = give_verdict(tested, held, bootstrap, len(task.test), batch, seconds, hosted)
     best = best_system(held)
     values = {
@@ -64,7 +65,7 @@ def summarize(task: Task, store: Store, settings: Settings, systems: list[System
         verdict=verdict.sentences,
         tables=[
             _ratio_table(tested, bootstrap, batch),
-            *hosted_tables(tested, bootstrap, batch),
+            *hosted_tables(on_engines, bootstrap, batch),
             _cost_table(tested, seconds, task),
             _point_table(tested, seconds, task),
         ],

@@ -70,8 +70,8 @@ def report(results: Path, out: Path | None, pictures: Path | None) -> None:
 def study(
     name: str, data: Path, out: Path, also: tuple[Path, ...], encoders: tuple[str, ...], **options: Any
 ) -> None:
-    """Run an experiment of the paper: routing, routing128, ivf, ood, timing, shift, leak, dynamics, tradeoff,
-    losses, horizon, encoders or scaling.
+    """Run an experiment of the paper: routing, routing128, ivf, ood, timing, shift, leak, backends, dynamics,
+    tradeoff, losses, horizon, encoders or scaling.
 
     smoke takes seconds, small minutes on two cores, full has the paper's settings. An interrupted study
     continues when the same command is given again.

@@ -2,6 +2,6 @@
 
 from amips.engines.finder import Finder
 from amips.engines.mapped import Mapped
-from amips.engines.opening import ENGINES, build, engine_class, load
+from amips.engines.opening import ENGINES, build, engine_class, load, missing
 
-__all__ = ["ENGINES", "Finder", "Mapped", "build", "engine_class", "load"]
+__all__ = ["ENGINES", "Finder", "Mapped", "build", "engine_class", "load", "missing"]

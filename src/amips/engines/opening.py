@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ ENGINES = {
     "hnsw": ("hnsw", "HNSW"),
     "leanvec": ("leanvec", "LeanVec"),
     "svs": ("svs_engine", "SVS"),
+    "usearch": ("usearch_engine", "USearch"),
     "scann": ("scann_engine", "ScaNN"),
     "soar": ("scann_engine", "SOAR"),
     "pgvector": ("pgvector", "PgVector"),
@@ -34,6 +36,17 @@ def engine_class(name: str) -> type[Finder]:
     module, cls = ENGINES[name]
     found: type[Finder] = getattr(importlib.import_module(f"amips.engines.{module}"), cls)
     return found
+
+
+def missing(names: Iterable[str] = ENGINES) -> dict[str, str]:
+    """Which of these engines cannot be run here, and why, in one line each."""
+    reasons = {}
+    for name in names:
+        try:
+            engine_class(name).require()
+        except AmipsError as problem:
+            reasons[name] = str(problem)
+    return reasons
 
 
 def build(

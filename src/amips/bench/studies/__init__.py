@@ -18,6 +18,7 @@ STUDIES = {
     "timing": ("timing", "run"),
     "shift": ("shift", "run"),
     "leak": ("leak", "run"),
+    "backends": ("backends", "run"),
     "dynamics": ("dynamics", "run"),
     "tradeoff": ("tradeoff", "run"),
     "losses": ("losses", "run"),

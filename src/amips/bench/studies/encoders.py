@@ -10,12 +10,11 @@ from pathlib import Path
 
 from amips.bench.derive import Bootstrap, Family, Metric, Ratio
 from amips.bench.machine import describe
-from amips.bench.studies.ivf import METRICS, TARGETS, counts
+from amips.bench.studies.ivf import METRICS, TARGETS, index_systems
 from amips.bench.studies.lab import Lab
 from amips.bench.studies.mappers import ONE_SEED, Trained, compared, difference, draws, sizes, trained
 from amips.bench.studies.searching import front_of, lead, none_if_nan, run_systems
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.bench.systems import System, Way, sweep
 from amips.errors import AmipsError
 from amips.task import Task
 
@@ -114,14 +113,8 @@ def run(lab: Lab) -> Summary:
 def _measure(lab: Lab, name: str, folder: str) -> Place:
     task = lab.mapping_task()
     networks = [trained(lab, task, "KeyNet", size) for size in sizes(lab)]
-    systems = [System(cells=c) for c in sorted({*sweep(task.n), *counts(task.n)})]
-    ways: tuple[Way, ...] = ("drop-in", "cells")
-    systems += [
-        System(cells=c, router=str(one.directory), route=way, label=f"KeyNet {one.size}")
-        for one in networks
-        for way in ways
-        for c in counts(task.n)
-    ]
+    runs = {str(one.directory): f"KeyNet {one.size}" for one in networks}
+    systems = index_systems(task.n, runs, ("drop-in", "cells"))
     tested, _ = run_systems(lab, task, folder, systems, None, times=False)
     return Place(name, task, networks, tested)
 

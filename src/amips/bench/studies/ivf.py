@@ -3,6 +3,7 @@ cells chosen by the prediction and keys scored with x.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -37,21 +38,27 @@ def counts(n: int) -> list[int]:
     return sorted({max(2, round(factor * n**0.5)) for factor in CELLS})
 
 
+def index_systems(n: int, runs: Mapping[str, str], ways: Sequence[Way]) -> list[System]:
+    """Inverted files of n keys: with x over the whole sweep of cells, with mappers over `counts`.
+
+    Args:
+        runs: what the mapper in each run directory is called.
+    """
+    systems = [System(cells=c) for c in sorted({*sweep(n), *counts(n)})]
+    return systems + [
+        System(cells=c, router=run, route=way, label=label)
+        for run, label in runs.items()
+        for way in ways
+        for c in counts(n)
+    ]
+
+
 def run(lab: Lab) -> Summary:
     """Original, drop-in and routed, for every size."""
     task = lab.mapping_task()
     sizes = SIZES if lab.scale.name != "smoke" else ("XS",)
-    systems = [System(cells=c) for c in sorted({*sweep(task.n), *counts(task.n)})]
-    runs = {}
-    for size in sizes:
-        directory = mapper(lab, task, size)
-        runs[directory] = f"KeyNet {size}"
-        ways: tuple[Way, ...] = ("cells", "drop-in")
-        systems += [
-            System(cells=c, router=directory, route=way, label=f"KeyNet {size}")
-            for way in ways
-            for c in counts(task.n)
-        ]
+    runs = {mapper(lab, task, size): f"KeyNet {size}" for size in sizes}
+    systems = index_systems(task.n, runs, ("cells", "drop-in"))
     tested, raw = run_systems(lab, task, "ivf", systems, None, times=True)
     seconds = yardstick_seconds(raw)
     bootstrap = Bootstrap(np.asarray(task.test.source))

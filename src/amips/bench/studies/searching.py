@@ -48,8 +48,10 @@ def none_if_nan(value: float) -> float | None:
 
 
 def front_of(family: Family, axis: Axis, metric: Metric) -> tuple[Array, Array]:
-    """Costs and recalls along the front of a family, both rising."""
+    """Costs and recalls along the front of a family, both rising; of the runs whose cost is known."""
     cost, recall = family.costs(axis), family.recalls(metric)
+    known = ~np.isnan(cost)
+    cost, recall = cost[known], recall[known]
     best = front(cost, recall)
     return cost[best], recall[best]
 
