@@ -379,6 +379,12 @@ def test_more_cells_than_keys(task, tmp_path):
     refused(task, [System(cells=601)], tmp_path, "there are only 600 keys", AmipsError)
 
 
+@pytest.mark.parametrize("more", [{"router": "linear", "rank": 17}, {"storage": "lean", "lean": 17}], ids=str)
+def test_more_dimensions_than_there_are(task, tmp_path, more):
+    systems = [System(cells=8), System(cells=8, **more)]
+    refused(task, systems, tmp_path, "there are only 16 dimensions", AmipsError)
+
+
 def test_systems_that_are_the_same(task, tmp_path):
     twice = [System(cells=8), System(cells=9), System(cells=8, label="again")]
     refused(task, twice, tmp_path, "two of the systems are the same: (centroid|again), 8 cells", AmipsError)

@@ -40,7 +40,7 @@ def test_the_demo_tells_what_search_costs_and_answers(demo):
     assert first.returncode == 0, first.stderr
     head = re.search(r"^recall@10 +search +cells +keys scanned +FLOPs", first.stdout, re.M)
     assert head, first.stdout
-    for name in ("FAISS IVF", "learned (linear)", "HNSW, 32 links", "exact, all keys"):
+    for name in ("FAISS IVF", "amips, float32 keys", "amips, lean", "HNSW, 32 links", "exact, all keys"):
         assert len(re.findall(rf"^0\.9[05] +{re.escape(name)} .*%", first.stdout, re.M)) == 2
     assert re.search(r"^(Learning pays|Learning saves|On this data)", first.stdout, re.M)
     scanned = re.findall(r"\(([\d,]+) of 1,500 keys scanned\)", first.stdout)

@@ -79,6 +79,8 @@ class Bench:
             engine_class(system.engine).require()
         if system.cells > self.task.n:
             raise AmipsError(f"{system.name}: there are only {self.task.n:,} keys")
+        if max(system.rank, system.lean) > self.task.d:
+            raise AmipsError(f"{system.name}: there are only {self.task.d} dimensions")
         if system.router in (CENTROID, LINEAR):
             return
         model = load_model(system.router)
