@@ -521,6 +521,18 @@ def test_a_projection_of_other_dimensions_than_the_keys(lean_copy, task):
     refused(bundle, "keys.npy", "expected shape [600, 17]")
 
 
+@pytest.mark.parametrize("wrong", [600, -2, 2**40])
+def test_codes_that_name_a_key_that_is_not_there(lean_copy, wrong):
+    bundle, path = lean_copy
+    place = path.with_name("index.faiss")
+    index = faiss.read_index(str(place))
+    cell = next(j for j in range(index.nlist) if index.invlists.list_size(j))
+    faiss.rev_swig_ptr(index.invlists.get_ids(cell), 1)[0] = wrong
+    faiss.write_index(index, str(place))
+    rewrite(bundle)
+    refused(bundle, f"cell {cell} names a key that is not there")
+
+
 def test_a_projection_that_is_missing_or_not_listed(lean_copy):
     bundle, path = lean_copy
     manifest = json.loads((bundle / "manifest.json").read_text())

@@ -301,7 +301,12 @@ class FaissIVF:
         lean = _read_lean(directory / LEAN, index) if storage == "lean" else {}
         d = lean["projection"].shape[1] if lean else index.d
         keys = read_array(directory / KEYS, (index.ntotal, d), "f", mmap=True)
-        return cls(index, storage, keys, 10, lean.get("projection"), lean.get("centroids"))
+        made = cls(index, storage, keys, 10, lean.get("projection"), lean.get("centroids"))
+        for cell in range(index.nlist):  # FAISS reads the keys that these name, unchecked
+            ids = made._ids_of(cell)
+            if len(ids) and (ids.min() < 0 or ids.max() >= made.n):
+                raise BundleError(f"{path} is damaged: cell {cell} names a key that is not there")
+        return made
 
 
 def _read_lean(path: Path, index: Any) -> dict[str, Floats]:
