@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import amips
-from amips.lean import rank_for
+from amips.lean import ROUTE_SHARE, rank_for
 from amips.route import router_for
 from amips.search.expected import Routed
 from amips.task import Split, Task
@@ -27,7 +27,7 @@ def routers(d: int) -> dict[str, tuple[object, amips.Recipe]]:
     routing = amips.Recipe(route_top=10)
     both = amips.Recipe(route=0.1, route_top=10)
     listed = amips.Recipe(route_top=10, listwise=0.5)
-    rank = rank_for(d, 1 / 3)
+    rank = rank_for(d, ROUTE_SHARE)
     return {
         "linear": (amips.Linear(), routing),
         "linear, half of the loss listwise": (amips.Linear(), listed),

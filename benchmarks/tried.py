@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 import amips
 from amips import exact
-from amips.cells import Cells, query_aware, wanted_by
+from amips.cells import STRENGTH, Cells, query_aware, wanted_by
 from amips.files import write_manifest
-from amips.lean import rank_for
+from amips.lean import ROUTE_SHARE, rank_for
 from amips.nets import Model
 from amips.search.expected import Routed
 from amips.task import Task
@@ -27,7 +27,7 @@ from amips.task.store import MANIFEST, task_files
 from amips.vectors import Floats, open_vectors
 
 RECALLS = (0.90, 0.95)
-STRENGTH, SEED = 1.5, 0
+SEED = 0
 EXTRA = 50_000  # rows that more training signal adds
 ROUNDS = 30  # of prices that keep moved keys balanced
 
@@ -40,7 +40,7 @@ class Trials:
         self.count = round(4 * math.sqrt(task.n))
         self.queries = open_vectors(task.path / "train" / "queries.npy")
         self.top = np.asarray(task.train.top_ids)[:, :10]
-        self.rank = rank_for(task.d, 1 / 3)
+        self.rank = rank_for(task.d, ROUTE_SHARE)
 
     def cells(self, strength: float) -> Cells:
         """Query-aware cells of this strength."""
@@ -49,12 +49,14 @@ class Trials:
 
     def train(self, name: str, cells: Cells, rank: int, longer: float = 1, task: Task | None = None) -> Model:
         """A router for these cells."""
+        out = self.out / name.replace(" ", "-").replace("/", "-")
         return amips.train(
             (task or self.task).with_cells(cells),
             amips.Linear(rank=rank),
             recipe=amips.Recipe(route_top=10),
             samples=round(self.samples * longer),
-            out=self.out / name.replace(" ", "-").replace("/", "-"),
+            out=out,
+            resume=(out / "config.json").exists(),
             evaluations=1,
         )
 

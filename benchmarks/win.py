@@ -4,7 +4,7 @@
     python benchmarks/win.py TASK --out RESULTS --engine scann --engine soar --engine usearch
 
 TASK is labelled with k of at least 10. Every system is answered on all held-out queries; budgets are timed
-where they surround a recall of interest, systems in turns and each beside the same yardstick, one thread.
+where they surround a recall of interest, each beside the same yardstick, on one thread.
 Raw runs are kept in RESULTS: a second call derives the tables again. The tables go to results/win.md.
 Engines named with --engine are searched with x and stand beside HNSW, as references.
 """
@@ -22,9 +22,10 @@ from amips.bench.engines import OpenedIVF, budgets
 from amips.bench.machine import describe
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
-from amips.bench.systems import AWARE, System, engine_systems, own_systems, sweep
+from amips.bench.systems import System, engine_systems, own_systems, sweep
+from amips.cells import STRENGTH
 from amips.engines import ENGINES, missing
-from amips.lean import rank_for
+from amips.lean import ROUTE_SHARE, SCAN_SHARE, rank_for
 from amips.progress import bar
 from amips.search import recalls
 from amips.search.build import routed
@@ -39,17 +40,17 @@ LOW, HIGH = 0.89, 0.96  # recalls between which budgets are run: no more are nee
 def parts(n: int, d: int) -> dict[str, list[System]]:
     """Each part of the recipe alone and together, over the same numbers of cells."""
     counts = sorted({s.cells for s in own_systems(n, d)})[1:]
-    rank, dims = rank_for(d, 1 / 3), rank_for(d, 0.4)
+    rank, dims = rank_for(d, ROUTE_SHARE), rank_for(d, SCAN_SHARE)
     lean = {"storage": "lean", "lean": dims}
     routed = {"router": "linear", "rank": rank}
     made = {
-        "query-aware cells": {"aware": AWARE},
+        "query-aware cells": {"aware": STRENGTH},
         "probes as each query needs": {"stop": "share"},
         "linear router": {"router": "linear"},
         f"linear router of rank {rank}": routed,
         f"lean storage, {dims} dimensions": lean,
-        "query-aware cells + linear router": {"aware": AWARE, **routed},
-        "query-aware cells + probes as needed": {"aware": AWARE, "stop": "share"},
+        "query-aware cells + linear router": {"aware": STRENGTH, **routed},
+        "query-aware cells + probes as needed": {"aware": STRENGTH, "stop": "share"},
         "plain cells + linear router + probes as needed": {**routed, "stop": "share"},
     }
     return {
@@ -71,7 +72,7 @@ def of_interest(bench: Bench, system: System) -> list[int] | None:
         by_share = system.stop == "share"
         found = (seen.by_share(shares()[budget]) if by_share else seen.by_probes(budget)).found
         recall = [float(found[:, 0].mean()), float(found.mean())]
-        if min(recall) >= LOW or max(recall) >= LOW:
+        if max(recall) >= LOW:
             kept += [last] if last is not None and not kept else []
             kept.append(budget)
         if min(recall) >= HIGH + (0.02 if system.lean else 0):  # codes lose a little more

@@ -31,7 +31,7 @@ QUESTIONS = (
     "run a function in another process and wait for the result",
     "compute the eigenvalues of a symmetric matrix",
 )
-SWEEP = (4, 6, 8, 12)  # cells of FAISS IVF, in units of sqrt(n); fewer than the bench sweeps by default
+SWEEP = (0.5, 2, 5, 10)  # cells of FAISS IVF, in units of sqrt(n); one less than the bench has by default
 OWN_SWEEP = (4, 8)  # ... and of amips's own
 HELD = 1000  # queries for choosing, and as many for reporting; an eighth of them where there are few
 BATCH, SINGLES = 256, 16  # queries timed together, and one at a time: fewer than the bench takes by default

@@ -53,8 +53,8 @@ def bench(
     Args:
         task: a task or its directory, labelled with k of at least 10.
         out: the results directory.
-        systems: a list, or a TOML file with them (see `read_systems`); by default centroid and linear
-            routing over a sweep of cells, the models, exact search and HNSW.
+        systems: a list, or a TOML file with them (see `read_systems`); by default FAISS IVF over
+            a sweep of cells, what `amips.fit` usually makes, the models, exact search and HNSW.
         models: run directories to compare, beside the default systems or those given.
         engines: names of `amips.engines` to run too, each searched with x and with the models that fit.
         minutes: training time of each linear router that the systems ask for.

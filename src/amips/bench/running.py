@@ -212,7 +212,8 @@ class Bench:
 
     def cells(self, count: int, aware: float = 0.0) -> Cells:
         """The task's own cells, or spherical k-means, plain or query-aware."""
-        return self.task.cells if count == self.task.c and not aware else self._kmeans(count, aware)
+        own = float(self.task.manifest["options"].get("query_aware", 0.0))
+        return self.task.cells if (count, aware) == (self.task.c, own) else self._kmeans(count, aware)
 
     def _kmeans(self, count: int, aware: float = 0.0) -> Cells:
         """Spherical k-means, kept."""

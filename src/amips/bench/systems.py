@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from amips.cells import STRENGTH
 from amips.engines import ENGINES, engine_class
 from amips.errors import AmipsError, RunError
 from amips.index import Storage
-from amips.lean import rank_for
+from amips.lean import ROUTE_SHARE, SCAN_SHARE, rank_for
 from amips.nets import Model, load_model
 from amips.nets.model import WEIGHTS
 from amips.task import Task
@@ -22,8 +23,7 @@ Role = Literal["baseline", "contender", "reference"]
 
 SWEEP = (0.5, 1.0, 2.0, 4.0, 10.0)  # cells of the baseline, in units of sqrt(n)
 CENTROID, LINEAR, OWN = "centroid", "linear", "amips"
-AWARE, OWN_SWEEP = 1.5, (2.0, 4.0, 8.0)  # what `amips.fit` makes: query-aware cells, so many sqrt(n) of them,
-OWN_RANK, OWN_LEAN = 1 / 3, 0.4  # ... routed and scanned in so many of the dimensions
+OWN_SWEEP = (2.0, 4.0, 8.0)  # cells of what `amips.fit` usually makes, in units of sqrt(n)
 LATER = {"aware": 0.0, "rank": 0, "stop": "probes", "lean": 0}  # fields that older results do not know
 SLUG_DIGEST = 10
 ENGINE_NAMES = ("ivf", "flat", *ENGINES)
@@ -178,11 +178,17 @@ def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
 
 
 def own_systems(n: int, d: int, factors: tuple[float, ...] = OWN_SWEEP) -> list[System]:
-    """What `amips.fit` chooses from, with float32 keys and with lean storage; factors x sqrt(n) cells."""
+    """What `amips.fit` usually makes, with float32 keys and with lean storage; factors x sqrt(n) cells."""
     counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in factors})
-    rank = rank_for(d, OWN_RANK)
-    common: dict[str, Any] = {"router": LINEAR, "aware": AWARE, "rank": rank, "stop": "share", "label": OWN}
-    kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, OWN_LEAN)}]
+    rank = rank_for(d, ROUTE_SHARE)
+    common: dict[str, Any] = {
+        "router": LINEAR,
+        "aware": STRENGTH,
+        "rank": rank,
+        "stop": "share",
+        "label": OWN,
+    }
+    kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, SCAN_SHARE)}]
     return [System(cells=c, **common, **how) for how in kept for c in counts]
 
 

@@ -1,10 +1,21 @@
 """Partitions of the keys into cells: by k-means, by where their queries are, or taken from a FAISS index."""
 
-from amips.cells.aware import WANTED, query_aware, wanted_by
-from amips.cells.kmeans import Cells, assign, check, fill_empty, fingerprint_of, kmeans, trivial
+from amips.cells.aware import STRENGTH, WANTED, query_aware, wanted_by
+from amips.cells.kmeans import (
+    POINTS_PER_CELL,
+    Cells,
+    assign,
+    check,
+    fill_empty,
+    fingerprint_of,
+    kmeans,
+    trivial,
+)
 from amips.cells.outside import cells_of_faiss, faiss_ivf_inside, from_faiss
 
 __all__ = [
+    "POINTS_PER_CELL",
+    "STRENGTH",
     "WANTED",
     "Cells",
     "assign",

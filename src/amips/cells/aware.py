@@ -17,11 +17,12 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from amips.cells.kmeans import Cells, kmeans
+from amips.cells.kmeans import POINTS_PER_CELL, Cells, check, kmeans
 from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
 BLOCK_BYTES = 1 << 26  # of queries gathered at a time
+STRENGTH = 1.5  # s, where nothing else is known
 WANTED = 10  # a query wants its top keys down to this rank
 IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
 
@@ -32,8 +33,9 @@ def query_aware(
     top_ids: NDArray[np.integer[Any]],
     count: int,
     *,
-    strength: float = 1.5,
+    strength: float = STRENGTH,
     iterations: int = 20,
+    points: int = POINTS_PER_CELL,
     seed: int = 0,
 ) -> Cells:
     """Partition keys into `count` cells by where they are and where the queries that want them are.
@@ -42,15 +44,18 @@ def query_aware(
         keys, queries: arrays or files; the queries are training queries.
         top_ids: the top keys of each query, best first, [m, k].
         strength: s above; 0 is plain spherical k-means.
-        iterations, seed: of k-means. The same seed gives the same cells.
+        iterations, points, seed: of k-means. The same seed gives the same cells.
     """
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
-    if len(top_ids) != queries.n:
-        raise VectorError(f"top_ids has {len(top_ids)} rows for {queries.n} queries")
+    if np.ndim(top_ids) != 2 or len(top_ids) != queries.n:
+        raise VectorError(f"top_ids of shape {list(np.shape(top_ids))}: expected [{queries.n}, k]")
+    if top_ids.size and not (top_ids.min() >= 0 and top_ids.max() < keys.n):
+        raise VectorError(f"top_ids: expected numbers from 0 to {keys.n - 1}, one for each key")
+    check(int(count), 1, keys)
     if not 0 <= strength < np.inf:
         raise VectorError(f"strength={strength}: expected a finite number, not negative")
     if strength == 0:
-        return kmeans(keys, count, iterations=iterations, seed=seed)
+        return kmeans(keys, count, iterations=iterations, points=points, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         moved: Floats = (
             np.empty((keys.n, keys.d), np.float32)
@@ -62,7 +67,7 @@ def query_aware(
             block = block / np.maximum(row_norms(block), 1e-30)[:, None]
             block += np.float32(strength) * wanted(start, start + len(block))
             moved[start : start + len(block)] = block / np.maximum(row_norms(block), 1e-30)[:, None]
-        return kmeans(moved, count, iterations=iterations, seed=seed)
+        return kmeans(moved, count, iterations=iterations, points=points, seed=seed)
 
 
 def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> Any:

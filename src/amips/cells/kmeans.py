@@ -12,6 +12,7 @@ from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
 POINTS_PER_CELL = 256  # faiss trains k-means on at most this many points a cell; more do not change it
+POINT_BYTES = 1 << 30  # that these may take together
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ def kmeans(
     runs: int = 1,
     pick: Literal["even", "first"] = "even",
     iterations: int = 20,
+    points: int = POINTS_PER_CELL,
     seed: int = 0,
 ) -> Cells:
-    """Partition keys into `count` cells by k-means, none of them empty.
+    """Partition keys into `count` cells by k-means on so many points a cell, none of them empty.
 
     With several `runs` (each from its own seed, end to end) the most even partition is kept, as in the
     paper's routing experiments; `pick="first"` keeps the first. The same seed gives the same cells.
@@ -63,7 +65,7 @@ def kmeans(
         raise VectorError(f"pick={pick!r}: expected 'even' or 'first'")
     if count == 1:
         return trivial(keys)
-    tried = (_one_run(keys, count, spherical, iterations, seed + i) for i in range(runs))
+    tried = (_one_run(keys, count, spherical, iterations, points, seed + i) for i in range(runs))
     return min(tried, key=lambda cells: cells.imbalance) if pick == "even" else next(tried)
 
 
@@ -93,13 +95,10 @@ def trivial(keys: Vectors) -> Cells:
     return Cells(np.zeros(keys.n, np.int32), (total / keys.n).astype(np.float32)[None])
 
 
-def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, seed: int) -> Cells:
+def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, points: int, seed: int) -> Cells:
     rng = np.random.default_rng(seed)
-    sample = (
-        keys.load()
-        if keys.n <= count * POINTS_PER_CELL
-        else keys.take(np.sort(rng.choice(keys.n, count * POINTS_PER_CELL, replace=False)))
-    )
+    most = max(count, min(count * points, POINT_BYTES // (4 * keys.d)))
+    sample = keys.load() if keys.n <= most else keys.take(np.sort(rng.choice(keys.n, most, replace=False)))
     means = faiss.Kmeans(
         keys.d,
         count,

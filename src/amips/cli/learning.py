@@ -97,8 +97,10 @@ def train(task: Path, out: Path, net: str, **options: Any) -> None:
     losses = ("route", "route_top", "listwise")
     weights = {name: value for name in losses if (value := options.pop(name)) is not None}
     if weights:
-        from amips.learn.recipe import RECIPES
+        from amips.learn.recipe import PAPER_SAMPLES, RECIPES
 
+        if options["recipe"] == "paper" and options["samples"] is options["minutes"] is None:
+            options["samples"] = PAPER_SAMPLES
         options["recipe"] = replace(RECIPES[options["recipe"]], **weights)
     model = amips.train(task, kind(**shape), out=out, progress=True, **options)
     if os.environ.get("RANK", "0") != "0":

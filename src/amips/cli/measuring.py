@@ -27,8 +27,8 @@ def bench(
 ) -> None:
     """Compare ways to search on the held-out queries of TASK, and say whether learning pays.
 
-    By default: FAISS IVF with centroid routing and with a linear router over a sweep of cells, every given
-    model, exact search and HNSW. An interrupted bench continues when the same command is given again.
+    By default: FAISS IVF over a sweep of cells, what amips fit usually makes, every given model, exact search
+    and HNSW. An interrupted bench continues when the same command is given again.
     """
     from amips.bench import bench as run
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import operator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -10,6 +11,7 @@ from typing import Any, get_args
 from amips.errors import AmipsError, VectorError
 from amips.fit.fitting import Fitting, Objective, Settings
 from amips.index import Storage
+from amips.index.faiss_ivf import FEWEST_KEYS
 from amips.search import Searcher, save
 from amips.search.build import check_labels
 from amips.search.bundle import check_place
@@ -43,8 +45,9 @@ def fit(
         minutes: how long it may take, roughly. With little time, part of the queries is used.
         cells: how many cells; several numbers are tried when not given.
         recall: the recall@10 at which cost is to be least.
-        objective: what cost is: "flops", or the time of a query alone ("latency") or among many
-            ("throughput").
+        objective: what decides between flat and lean storage, and between plain IVF and what was learned:
+            "flops", or the measured time of a query alone ("latency") or among many ("throughput"). Cells are
+            chosen by FLOPs in any case: that needs no index.
         storage: "flat", "sq8", "pq" or "lean"; the cheaper of "flat" and "lean" when not given.
         ids: what to return for each key instead of 0..n-1.
         quiet: print nothing.
@@ -58,6 +61,10 @@ def fit(
             raise AmipsError(f"{what}={given!r}: expected one of {', '.join(get_args(known))}")
     if seed < 0:
         raise AmipsError(f"seed={seed}: must not be negative")
+    try:
+        cells = None if cells is None else operator.index(cells)
+    except TypeError:
+        raise AmipsError(f"cells={cells!r}: expected a whole number") from None
     if cells == 1:
         raise AmipsError("cells=1: a router needs cells to choose from; give 2 or more")
     check_place(out)  # before the work, not after it
@@ -72,12 +79,15 @@ def fit(
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
     if cells is not None and not 2 <= cells <= keys.n:
         raise VectorError(f"cells={cells}: the number of cells must be between 2 and the {keys.n} keys")
+    if storage in FEWEST_KEYS and keys.n < FEWEST_KEYS[storage]:
+        few = f"storage={storage!r} needs at least {FEWEST_KEYS[storage]} keys, got {keys.n}"
+        raise AmipsError(f"{few}; use 'flat' or 'sq8'")
     labels = None if ids is None else check_labels(ids, keys.n)
     settings = Settings(float(minutes), cells, float(recall), objective, storage, int(seed))
     call = {"keys": inspect(keys).fingerprint, "queries": inspect(queries).fingerprint, **vars(settings)}
     # A folder for each call: the same call continues, another neither waits for it nor destroys it.
     name = hashlib.sha256(json.dumps(call, sort_keys=True).encode()).hexdigest()[:12]
-    out = Path(out)
+    out = Path(out).resolve()
     fitting = Fitting(out.with_name(out.name + ".work") / name, settings, quiet)
     made = replace(fitting.run(keys, queries), labels=labels)
     save(made, out)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from amips import exact, lean
-from amips.cells import Cells, fingerprint_of, query_aware
+from amips.cells import POINTS_PER_CELL, STRENGTH, Cells, fingerprint_of, query_aware
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, write_json
 from amips.index import Storage
@@ -37,9 +37,9 @@ LEAST = 100  # queries, however short the time
 HELD = 1000  # queries to choose by, and as many to report on
 CALL, WORK_TASK, WORK_RUN = "fit.json", "task", "run"  # in the directory of work in progress
 COUNTS = (4.0, 8.0, 2.0, 16.0)  # cells tried, in units of sqrt(n): the likeliest first, as time may run out
-STRENGTHS = (1.5, 0.0, 3.0)  # of query-aware cells; 0 is plain k-means
+STRENGTHS = (STRENGTH, 0.0, 2 * STRENGTH)  # of query-aware cells; 0 is plain k-means
 ITERATIONS = 10  # of k-means
-RANK = 1 / 3  # of the dimensions, in which queries meet cells
+TRIALS, FEWEST_POINTS = 6, 16  # k-means looks at fewer points a cell, if so many trials would take too long
 LEAN_SHARES = (0.25, 1 / 3, 0.4, 0.5, 0.6)  # of the dimensions, of lean storage: the smallest that will do,
 LEAN_RECALL = 0.99  # ... which is: so many of the true top keys are among the candidates
 LEAN_SAMPLE = 200  # queries this is looked up for
@@ -75,6 +75,7 @@ class Fitting:
     def __init__(self, work: Path, settings: Settings, quiet: bool) -> None:
         self.work, self.settings, self.quiet = work, settings, quiet
         self.seconds = 60 * settings.minutes
+        self.rate = 0.0  # FLOPs a second, of labelling
 
     def say(self, text: str) -> None:
         """Print, unless quiet."""
@@ -91,7 +92,8 @@ class Fitting:
         model = self._train(ours)
         made = self._stored(ours, model)
         baseline = _built(task.with_cells(plain.cells), None, self.settings.storage or "flat")
-        return self._compare(task, made, baseline)
+        tried = sum(not trial.strength for trial in trials)
+        return self._compare(task, made, baseline, tried)
 
     def remove(self) -> None:
         """Remove the work of this call, and the folder around it if no other call is at work there."""
@@ -102,11 +104,14 @@ class Fitting:
     def _label(self, keys: Vectors, queries: Vectors) -> Task:
         """Exact top keys of as many queries as there is time for."""
         if (self.work / CALL).exists():
-            count = int(read_json(self.work / CALL, AmipsError)["labelled"])  # measured anew it would differ
+            known = read_json(self.work / CALL, AmipsError)  # measured anew it would differ
+            count, self.rate = int(known["labelled"]), float(known["rate"])
         else:
-            count = _affordable(keys, queries, self.seconds * LABEL_SHARE)
+            self.rate = _rate(keys, queries)
+            affordable = int(self.rate * self.seconds * LABEL_SHARE / (2 * keys.n * keys.d))
+            count = min(queries.n, max(LEAST, affordable))
             self.work.mkdir(parents=True, exist_ok=True)
-            write_json(self.work / CALL, {**asdict(self.settings), "labelled": count})
+            write_json(self.work / CALL, {**asdict(self.settings), "labelled": count, "rate": self.rate})
         seed = self.settings.seed
         if count < queries.n:
             self.say(f"using {count:,} of {queries.n:,} queries: labelling them all would take too long")
@@ -135,7 +140,7 @@ class Fitting:
         """Partitions, by what they cost on val: as many as there is time for, two at least."""
         keys = open_vectors(task.path / "keys.npy")
         queries = open_vectors(task.path / "train" / "queries.npy")
-        projection = lean.learn(keys, queries, lean.rank_for(task.d, RANK))
+        projection = lean.learn(keys, queries, lean.rank_for(task.d, lean.ROUTE_SHARE))
         x, true = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
         reduced: Floats = x @ projection.queries.T
         full, recall = 2 * task.n * task.d, self.settings.recall
@@ -170,8 +175,18 @@ class Fitting:
             with np.load(path) as found:
                 return Cells(found["assignment"], found["centroids"])
         top = np.asarray(task.train.top_ids)[:, :TOP]
+        # Points a cell such that a trial takes a part of the time for trials, as labelling went.
+        product = 2 * ITERATIONS * count * count * task.d
+        points = int(self.rate * self.seconds * TRIAL_SHARE / TRIALS / product)
         made = query_aware(
-            keys, queries, top, count, strength=strength, iterations=ITERATIONS, seed=self.settings.seed
+            keys,
+            queries,
+            top,
+            count,
+            strength=strength,
+            iterations=ITERATIONS,
+            points=max(FEWEST_POINTS, min(POINTS_PER_CELL, points)),
+            seed=self.settings.seed,
         )
         partial = path.with_suffix(".partial.npz")
         np.savez(partial, assignment=made.assignment, centroids=made.centroids)
@@ -198,7 +213,7 @@ class Fitting:
         try:
             return train(
                 task,
-                Linear(rank=lean.rank_for(task.d, RANK)),
+                Linear(rank=lean.rank_for(task.d, lean.ROUTE_SHARE)),
                 recipe=Recipe(route_top=TOP),
                 minutes=self.settings.minutes * TRAIN_SHARE,
                 out=run,
@@ -222,11 +237,13 @@ class Fitting:
             return flat
         small = build(task, model, storage="lean", lean=r)
         costs = [self._cost(flat, task), self._cost(small, task)]
-        unit = {"flops": "of a full scan", "latency": "s", "throughput": "s"}[self.settings.objective]
-        self.say(
-            f"flat storage: {costs[0]:.3g} {unit}; lean, {r} of {task.d} dimensions: {costs[1]:.3g} {unit}"
-        )
+        dims = f"lean, {r} of {task.d} dimensions"
+        self.say(f"flat storage: {costs[0]:.3g} {self._unit}; {dims}: {costs[1]:.3g} {self._unit}")
         return small if costs[1] < costs[0] else flat
+
+    @property
+    def _unit(self) -> str:
+        return "of a full scan" if self.settings.objective == "flops" else "seconds a query"
 
     def _cost(self, searcher: Searcher, task: Task) -> float:
         """What the objective names, of one query at the recall asked for; infinite if it is out of reach."""
@@ -244,9 +261,9 @@ class Fitting:
             taken.append(time.perf_counter() - started)
         return float(np.median(taken)) / len(x)
 
-    def _compare(self, task: Task, made: Searcher, baseline: Searcher) -> Searcher:
+    def _compare(self, task: Task, made: Searcher, baseline: Searcher, tried: int) -> Searcher:
         """What was gained, on the test queries; plain IVF where nothing was on val."""
-        objective_gain = self._cost(baseline, task) / self._cost(made, task)
+        before_cost, after_cost = self._cost(baseline, task), self._cost(made, task)
         plain = measure(baseline, task.test)
         ours = measure_shares(made, task.test)
         full = 2 * task.n * task.d
@@ -261,24 +278,29 @@ class Fitting:
             )
         kinds = ["plain IVF", "learned"]
         head = ["recall@10", *(f"FLOPs: {k}" for k in kinds), *(f"keys: {k}" for k in kinds), "fewer FLOPs"]
-        self.say("\nshare of what scanning all keys costs, on queries that nothing was chosen by:\n")
+        self.say("\nshare of what scanning all keys costs, on queries that nothing was chosen by;")
+        self.say(f"plain IVF is the best of {tried} numbers of cells:\n")
         self.say(table(head, rows) + "\n")
-        if objective_gain > 1:
+        costs = f"{before_cost:.3g} (plain IVF) and {after_cost:.3g} (learned) {self._unit}"
+        self.say(f"{self.settings.objective} at recall@10 {self.settings.recall} on val: {costs}")
+        if after_cost < before_cost:
             return made
         self.say("learning does not pay here: the bundle is plain IVF")
         return baseline
 
 
-def _affordable(keys: Vectors, queries: Vectors, seconds: float) -> int:
-    """How many queries can be labelled in the time given."""
-    taken = []
-    for few in (64, 64 + PILOT):  # the difference: what one call costs whatever it is asked is not a rate
-        x = queries.rows(0, few)
+def _rate(keys: Vectors, queries: Vectors) -> float:
+    """FLOPs a second of finding top keys."""
+    lengths, taken = [], []
+    for few in (min(64, queries.n // 2), min(64 + PILOT, queries.n)):
+        x = queries.rows(0, max(1, few))
         started = time.perf_counter()
         exact.top_k(keys, x, TOP)
         taken.append(time.perf_counter() - started)
-    rate = PILOT / max(taken[1] - taken[0], 1e-9)
-    return min(queries.n, max(LEAST, int(rate * seconds)))
+        lengths.append(len(x))
+    # Of the difference: what a call costs whatever it is asked is not part of a rate.
+    seconds = taken[1] - taken[0] if taken[1] > taken[0] else taken[1]
+    return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(seconds, 1e-9)
 
 
 def _built(task: Task, model: Model | None, storage: Storage) -> Searcher:

@@ -34,6 +34,7 @@ TYPES = {
     "pq": "IndexIVFPQ",
     "lean": "IndexIVFPQFastScan",
 }
+FEWEST_KEYS = {"pq": 256, "lean": 16}  # as many as a code has values
 # What each storage keeps beside the FAISS file.
 BESIDE: dict[str, list[str]] = {"flat": [], "sq8": [KEYS], "pq": [KEYS], "lean": [KEYS, LEAN]}
 # From how many queries a cell on, on average, the matrix product beats FAISS's scan.
@@ -144,7 +145,7 @@ class FaissIVF:
             return np.full((len(x), k), -np.inf, np.float32), np.full((len(x), k), -1, np.int64)
         if self.storage == "flat":
             # A small index reads its codes from cache, and a large batch shares them.
-            if cells.size >= MEETINGS_FOR_PRODUCT * len(self.sizes) and len(x) > 1:
+            if len(x) > 1 and (cells >= 0).sum() >= MEETINGS_FOR_PRODUCT * len(self.sizes):
                 return self._scan_by_product(x, cells, k)
             return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
         candidates = self._scan_by_faiss(x, cells, min(k * self.refine, max(1, self.n)))[1]
@@ -366,10 +367,9 @@ def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection |
         if keys.n <= most
         else keys.take(np.sort(np.random.default_rng(0).choice(keys.n, most, replace=False)))
     )
-    if storage in ("pq", "lean"):
-        least = 1 << index.pq.nbits
-        if len(sample) < least:
-            few = f"storage={storage!r} needs at least {least} keys, got {len(sample)}"
+    if storage in FEWEST_KEYS:
+        if len(sample) < FEWEST_KEYS[storage]:
+            few = f"storage={storage!r} needs at least {FEWEST_KEYS[storage]} keys, got {len(sample)}"
             raise AmipsError(f"{few}; use 'flat' or 'sq8'")
         index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
     index.train(sample if projection is None else sample @ projection.keys.T)

@@ -130,6 +130,7 @@ class Run:
         self.samples, self.minutes, self.evaluations = samples, minutes, evaluations
         self.architecture = network.architecture(task.n, task.d, task.c)
         place = (seed, group.rank, group.world, device)
+        self.through = ""  # the cells whose centroids a mapper is trained through
         self.network: Network | AffineNetwork
         self.batches: Batches | CellBatches
         if isinstance(self.architecture, AffineArchitecture):
@@ -144,7 +145,10 @@ class Run:
                     raise RunError("listwise is for networks that score cells: a mapper predicts one key")
             elif recipe.route and task.c == 1:
                 raise RunError("a routing loss needs a task with cells; label with cells=2 or more")
-            centroids = through.cells.centroids if through is not None and recipe.route else None
+            centroids = None
+            if through is not None and recipe.route:
+                centroids = through.cells.centroids
+                self.through = fingerprint_of(through.cells.assignment)
             self.network = Network(self.architecture, seed, centroids).to(device)
             self.batches = Batches(task, recipe, *place, through)
         self.batch = recipe.batch * group.world
@@ -169,7 +173,7 @@ class Run:
             "seed": seed,
             "keys": task.fingerprint,
             "task": task.manifest["options"],
-        }
+        } | ({"through": self.through} if self.through else {})
 
     def prepare(self, resume: bool, held: ExitStack) -> Model | None:
         """Begin, continue, or find the run finished; `held` keeps others from training here too."""

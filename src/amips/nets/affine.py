@@ -127,9 +127,9 @@ def _checked(c: int, d: int, pieces: int, rank: int | None) -> tuple[int, int]:
     """c and pieces, if they can be."""
     if c < 2:
         raise RunError("a linear router needs a task with cells; label with cells=2 or more")
-    if pieces < 1:
-        raise RunError(f"pieces={pieces}: expected at least 1")
-    if rank is not None and not 1 <= rank <= d:
+    if type(pieces) is not int or pieces < 1:
+        raise RunError(f"pieces={pieces}: expected a whole number, at least 1")
+    if rank is not None and (type(rank) is not int or not 1 <= rank <= d):
         raise RunError(f"rank={rank}: expected a whole number between 1 and the dimension, {d}")
     return c, pieces
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from amips.cells import fingerprint_of
 from amips.errors import AmipsError, RunError
 from amips.index import FaissIVF, Storage
+from amips.lean import SCAN_SHARE, rank_for
 from amips.lean import learn as learn_projection
-from amips.lean import rank_for
 from amips.nets import Model, load_model
 from amips.nets.model import DESCRIPTION
 from amips.route import check_fits, router_for
@@ -23,7 +23,6 @@ from amips.search.searcher import Searcher
 from amips.task import Split, Task
 from amips.vectors import open_vectors
 
-LEAN_SHARE = 0.4  # of the dimensions, in lean storage
 NEARLY_ALL, MOST_SCANNED = 0.999, 0.3  # recall@10, or share of the keys, at which a ladder of shares ends
 
 
@@ -63,7 +62,7 @@ def build(
     projection = None
     if storage == "lean":
         queries = open_vectors(task.path / "train" / "queries.npy")
-        projection = learn_projection(keys, queries, rank_for(task.d, LEAN_SHARE) if lean is None else lean)
+        projection = learn_projection(keys, queries, rank_for(task.d, SCAN_SHARE) if lean is None else lean)
     elif lean is not None:
         raise AmipsError("lean is for storage='lean' only")
     engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage, projection)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from amips.errors import AmipsError, BundleError
 from amips.files import read_manifest, write_manifest
 from amips.search import Searcher, load
+from amips.search.inputs import checked_k
 from amips.text.embedding import Embedded
 from amips.text.encoders import Encoder, open_encoder
 from amips.text.texts import Text, TextFile
@@ -109,6 +110,7 @@ class Asker:
         self, question: str, k: int = 5, probes: int | None = None, recall: float | None = None
     ) -> Answer:
         """The k best texts for a question. 0.95 recall where neither probes nor recall is given."""
+        k = checked_k(k)
         x = self._encoded(question)
         if probes is None and recall is None and self.index.points:
             recall = 0.95
