@@ -202,9 +202,9 @@ def main() -> None:
             f"{task.n:,} keys, d = {task.d}, {len(task.train):,} training queries, {len(task.test):,} test "
             f"queries; {machine}. FLOPs as a share of a full scan{untold}; times on one thread.",
             markdown(["", *names], rows),
-            "How many times less than others, with 95 % intervals. FAISS IVF has the best of its numbers of cells, "
-            "from sqrt(n) / 2 to 10 sqrt(n); in its second column it may also be scanned cell by cell with matrix "
-            "products, which is how amips scans float32 keys for large batches.",
+            "How many times less than others, with 95 % intervals. FAISS IVF has the best of its numbers of "
+            "cells, from sqrt(n) / 2 to 10 sqrt(n); in its second column it may also be scanned cell by cell "
+            "with matrix products, which is how amips scans float32 keys for large batches.",
             markdown(["", "at", "cost", *others], ratios),
             "## What each part gives",
             "FLOPs as a share of a full scan, the best over "
