@@ -237,6 +237,16 @@ class TestTwoWays:
         for got, want in zip(by_product, by_faiss, strict=True):
             np.testing.assert_array_equal(got, want)
 
+    def test_a_batch_in_which_nobody_probes_a_second_cell(self, whole):
+        cells = random_cells(whole.rng, 40, 3)
+        cells[:, 1:] = -1
+        for got, want in zip(
+            whole.engine._scan_by_product(whole.x, cells, 5),
+            whole.engine._scan_by_product(whole.x, cells[:, :1], 5),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(got, want)
+
     def test_a_batch_is_scanned_by_product_and_a_query_by_faiss(self, flat, monkeypatch):
         used = []
         for name in ("_scan_by_product", "_scan_by_faiss"):

@@ -128,6 +128,11 @@ def budgets(system: System) -> list[int]:
     return list(range(len(shares()))) if system.stop == "share" else rungs(system.cells)
 
 
+def spent(system: System, budget: int) -> str:
+    """What a budget of a system of cells means, in words."""
+    return f"shares from {shares()[budget]:.2g}" if system.stop == "share" else f"{budget:,} probes"
+
+
 def faiss_search(index: Any) -> Search:
     """FAISS's own search of an inverted file, with the number of probes as the budget."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from amips.bench.derive import Family
+from amips.bench.engines import spent
 from amips.bench.relevance import DEPTH, MEASURES, Qrels, Relevance, difference, measure
 from amips.bench.running import Bench
 from amips.bench.store import Store
@@ -73,7 +74,7 @@ def relevance_table(running: Bench, tested: list[Family], chosen: str | None, gi
                 d = apart[measured]
                 text += f" ({d.value:+.4f}, {d.low:+.4f} to {d.high:+.4f})"
             cells.append(text)
-        where = "-" if system.engine == "flat" else f"{system.cells:,} cells, {budget} probes"
+        where = "-" if system.engine == "flat" else f"{system.cells:,} cells, {spent(system, budget)}"
         rows.append([name, where, *cells])
     assert exact is not None
     note = (

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio, baseline
+from amips.bench.engines import spent
 from amips.bench.systems import System
 
 TARGETS: tuple[tuple[Metric, float], ...] = (
@@ -190,7 +191,7 @@ def _cells(family: Family, target: float) -> str:
     nearest = family.nearest("flops", "recall@10", target)
     if nearest is None:
         return "not reached"
-    return f"{nearest.run.system.cells:,} cells, {nearest.run.budget:,} probes"
+    return f"{nearest.run.system.cells:,} cells, {spent(nearest.run.system, nearest.run.budget)}"
 
 
 def _listed(values: list[float]) -> str:

@@ -209,6 +209,8 @@ class FaissIVF:
             if probes.shape[1] == 0:
                 continue
             rows_of, places = np.nonzero(probes >= 0)
+            if len(rows_of) == 0:  # nobody probes more than one cell
+                continue
             flat = probes[rows_of, places].astype(_narrow(len(self.sizes)))  # sorted by radix, if narrow
             order = np.argsort(flat, kind="stable")
             present, starts = np.unique(flat[order], return_index=True)
