@@ -180,7 +180,7 @@ class TestCells:
 
     def test_top_keys_of_other_queries(self, world):
         keys, queries, top = world
-        with pytest.raises(VectorError, match=r"^top_ids has 100 rows for 120 queries$"):
+        with pytest.raises(VectorError, match=r"^top_ids of shape \[100, 5\]: expected \[120, k\]$"):
             query_aware(keys, queries, top[:100], 9)
 
     @pytest.mark.parametrize("count", [0, N + 1])

@@ -276,7 +276,7 @@ def test_the_storage_asked_for(fast, data, tmp_path, storage, pays):
 def test_objectives(fast, data, tmp_path, capsys, objective):
     found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", objective=objective)
     (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("flat storage: ")]
-    unit = "of a full scan" if objective == "flops" else "s"
+    unit = "of a full scan" if objective == "flops" else "seconds a query"
     words = line.removeprefix("flat storage: ").split("; lean, 16 of 16 dimensions: ")
     flat, lean = (float(word.removesuffix(f" {unit}")) for word in words)
     assert 0 < flat < 1
@@ -432,8 +432,9 @@ def test_the_work_is_beside_the_bundle_however_its_path_is_written(fast, data, t
 
 def test_a_part_of_the_queries_is_drawn_once(data, tmp_path, fast, monkeypatch, capsys):
     """How many can be afforded is measured; measured again it would be another task."""
-    speed = iter([700, 650])
-    monkeypatch.setattr(fitting, "_affordable", lambda *_: next(speed))
+    seconds = 60 * fitting.LABEL_SHARE
+    speed = iter([2 * data[0].size * (few + 0.5) / seconds for few in (700, 650)])
+    monkeypatch.setattr(fitting, "_rate", lambda *_: next(speed))
 
     def stop(*_, **__):
         raise KeyboardInterrupt

@@ -521,7 +521,7 @@ class TestBeginning:
             (amips.Linear(rank=0), r"^rank=0: expected a whole number between 1 and the dimension, 16$"),
             (amips.Linear(rank=17), r"^rank=17: "),
             (MaxAffine(rank=17), r"^rank=17: "),
-            (MaxAffine(pieces=0), r"^pieces=0: expected at least 1$"),
+            (MaxAffine(pieces=0), r"^pieces=0: expected a whole number, at least 1$"),
         ],
         ids=str,
     )
