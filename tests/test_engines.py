@@ -641,6 +641,13 @@ class TestServer:
             engines.build("pgvector", KEYS, tmp_path / "e", address="host=127.0.0.1 port=1 dbname=none")
         assert "\n" not in str(caught.value)
 
+    def test_a_server_that_does_not_start(self, tmp_path):
+        need("pgvector")
+        engines.build("pgvector", KEYS[:300], tmp_path / "e").close()
+        (tmp_path / "e" / "postgres" / "postgresql.conf").write_text("nonsense = 'at all'\n")
+        with pytest.raises(AmipsError, match=r"PostgreSQL does not start in .+postgres; see its log$"):
+            engines.load(tmp_path / "e")
+
     def test_a_name_that_is_no_table(self, tmp_path):
         need("pgvector")
         with pytest.raises(AmipsError, match="expected a plain name"):

