@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from amips.bench.comparison import identity
 from amips.bench.derive import Bootstrap, Family, Measured, baseline, on_test, on_val, yardstick_seconds
 from amips.bench.engines import OpenedIVF, budgets
 from amips.bench.machine import describe
@@ -126,7 +127,7 @@ def main() -> None:
     task = Task(o.task)
     show = sys.stderr.isatty()
     settings = Settings(minutes=o.minutes, rounds=o.rounds, progress=show, all_threads=False)
-    store = Store(o.out, {"kind": "results", "keys": task.fingerprint, "minutes": o.minutes})
+    store = Store(o.out, identity(task, settings))
     bench = Bench(task, store, settings)
     plain = [System(cells=c) for c in sweep(task.n)]
     own = own_systems(task.n, task.d)

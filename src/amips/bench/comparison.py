@@ -85,15 +85,7 @@ def bench(
         systems = [*given, *model_systems(task, loaded)]
     systems = [*systems, *(s for s in engine_systems(task, engines, loaded) if s not in systems)]
     settings = Settings(10, batch, singles, rounds, minutes, seed, progress, all_threads)
-    about = {
-        "kind": "results",
-        "keys": task.fingerprint,
-        "task": hashlib.sha256(json.dumps(task.manifest["options"], sort_keys=True).encode()).hexdigest(),
-        "k": settings.k,
-        "batch": batch,
-        "minutes": minutes,
-        "seed": seed,
-    }
+    about = identity(task, settings)
     if not systems:
         raise AmipsError("systems is empty: there is nothing to compare")
     slugs = [system.slug for system in systems]  # a run that is not finished is refused here
@@ -120,6 +112,19 @@ def bench(
             made = replace(made, tables=[*made.tables[:1], judged, *made.tables[1:]])
         made.save(store.path)
     return made
+
+
+def identity(task: Task, settings: Settings) -> dict[str, object]:
+    """What makes results of another kind: answers to other queries must not be taken for these."""
+    return {
+        "kind": "results",
+        "keys": task.fingerprint,
+        "task": hashlib.sha256(json.dumps(task.manifest["options"], sort_keys=True).encode()).hexdigest(),
+        "k": settings.k,
+        "batch": settings.batch,
+        "minutes": settings.minutes,
+        "seed": settings.seed,
+    }
 
 
 def searcher(task: Task | str | Path, results: str | Path, system: System) -> Searcher:

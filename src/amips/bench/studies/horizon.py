@@ -6,7 +6,16 @@ from typing import Any
 
 from amips.bench.machine import describe
 from amips.bench.studies.lab import Lab
-from amips.bench.studies.mappers import ONE_SEED, Trained, compared, difference, draws, paper_depth, trained
+from amips.bench.studies.mappers import (
+    ONE_SEED,
+    Trained,
+    compared,
+    difference,
+    draws,
+    paper_depth,
+    task_facts,
+    trained,
+)
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 
 HORIZONS = (1, 3, 5, 7)
@@ -47,11 +56,7 @@ def run(lab: Lab) -> Summary:
         verdict=_verdict(found),
         tables=[_table(found)],
         charts=[_chart(found)],
-        facts=[
-            ("keys", f"{task.n:,} of dimension {task.d}"),
-            ("training rows", f"{len(task.train):,}, noisy copies included"),
-            ("test queries", f"{len(task.test):,}"),
-        ],
+        facts=task_facts(task),
         method=[
             f"KeyNet {SIZE}, L = {paper_depth(lab)}, c = 1, recipe {lab.scale.recipe!r}: a unit is "
             f"{share(name, 1):.3g} times {lab.scale.budget}. Each run is trained from the start, and its "

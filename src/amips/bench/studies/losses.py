@@ -13,6 +13,7 @@ from amips.bench.studies.mappers import (
     difference,
     draws,
     paper_depth,
+    task_facts,
     trained,
 )
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
@@ -68,11 +69,7 @@ def run(lab: Lab) -> Summary:
         verdict=_verdict(found),
         tables=[_table(found)],
         charts=[_chart(found)],
-        facts=[
-            ("keys", f"{task.n:,} of dimension {task.d}"),
-            ("training rows", f"{len(task.train):,}, noisy copies included"),
-            ("test queries", f"{len(task.test):,}"),
-        ],
+        facts=task_facts(task),
         method=[
             f"{SIZE}, L = {paper_depth(lab)}, c = 1, each trained for {lab.scale.budget} (recipe "
             f"{lab.scale.recipe!r}). Score is SupportNet's score loss and KeyNet's consistency loss (weight "

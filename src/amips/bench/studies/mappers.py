@@ -112,6 +112,15 @@ class Difference:
         return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
 
+def task_facts(task: Task) -> list[tuple[str, str]]:
+    """What a study of mappers was run on."""
+    return [
+        ("keys", f"{task.n:,} of dimension {task.d}"),
+        ("training rows", f"{len(task.train):,}, noisy copies included"),
+        ("test queries", f"{len(task.test):,}"),
+    ]
+
+
 def base_depth(lab: Lab) -> int:
     """The depth of networks where a study does not vary it."""
     return 2 if lab.scale.name == "smoke" else 4

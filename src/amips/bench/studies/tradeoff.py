@@ -17,6 +17,7 @@ from amips.bench.studies.mappers import (
     in_millions,
     pairs,
     sizes,
+    task_facts,
 )
 from amips.bench.summary import Chart, Panel, Series, Summary
 
@@ -39,11 +40,7 @@ def run(lab: Lab) -> Summary:
         verdict=_verdict(found, sizes(lab)),
         tables=[errors_table("At the end of training, on test", found, PAPER)],
         charts=[_chart(found)],
-        facts=[
-            ("keys", f"{task.n:,} of dimension {task.d}"),
-            ("training rows", f"{len(task.train):,}, noisy copies included"),
-            ("test queries", f"{len(task.test):,}"),
-        ],
+        facts=task_facts(task),
         method=[
             f"c = 1, each network trained for {lab.scale.budget} (recipe {lab.scale.recipe!r}): KeyNet "
             "without injections, SupportNet with the input in every layer. MRR ranks the true top key by "
