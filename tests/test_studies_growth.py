@@ -172,10 +172,9 @@ def test_a_mixture_lies_between_two_keys_of_one_cell(place, tmp_path):
 
 
 def test_the_peak_of_memory_is_seen_and_errors_are_not_hidden():
-    grown = peak_memory(lambda: np.ones(1 << 23).sum())  # 64 MB that are freed again
-    # Not twice as much, or it would count what was there before; how much more the allocator and other threads
-    # of the process take meanwhile is the machine's affair.
-    assert grown is None or 60e6 < grown < 128e6
+    grown = peak_memory(lambda: np.ones(1 << 25).sum())  # 256 MB that are freed again
+    # What the allocator and other threads take meanwhile is the machine's affair: it may be some more.
+    assert grown is None or 250e6 < grown < 400e6
 
     def broken():
         raise OSError("the disk is full")
