@@ -4,14 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import amips
 from amips import learn
-from amips.fit import fitting
-from amips.fit.fitting import COUNTS, cost_at
+from amips.fit import fitting, partitions
+from amips.fit.fitting import cost_at
+from amips.fit.partitions import COUNTS
 from amips.learn import loop
 from amips.nets import AffineArchitecture, AffineNet
 from amips.search import recalls
@@ -241,8 +243,73 @@ def test_quiet_prints_nothing(fast, data, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_when_learning_does_not_pay_it_says_so_and_is_plain_ivf(fast, data, tmp_path, capsys, kept):
+@pytest.fixture
+def bad(fast, monkeypatch):
+    """A router that is worse than centroids, trained and untrained."""
     fast.weights = lambda task: -np.array(task.cells.centroids)
+    real = partitions._untrained
+
+    def untrained(*parts):
+        made = real(*parts)
+        return replace(made, weights={**made.weights, "W": -made.weights["W"]})
+
+    monkeypatch.setattr(partitions, "_untrained", untrained)
+
+
+def test_when_training_does_harm_the_untrained_router_is_taken(fast, data, tmp_path, capsys):
+    fast.weights = lambda task: -np.array(task.cells.centroids)
+    found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
+    assert "if it is not trained" in capsys.readouterr().out
+    assert found.model.architecture.rank == 16
+    # Of all 16 dimensions: the same as by centroid.
+    np.testing.assert_allclose(found.model.scores(data[2]), data[2] @ found.engine.centroids.T, atol=1e-4)
+
+
+def test_keys_are_spilled_where_that_pays(fast, data, tmp_path, capsys):
+    options = {"minutes": 1, "cells": CELLS, "storage": "flat"}
+    found = amips.fit(data[0], data[1], out=tmp_path / "b", **options)
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if "in a second cell, too" in row]
+    after, before = (float(word.strip("%;")) for word in line.split() if word.strip(";").endswith("%"))
+    count = int(line.split()[0].replace(",", ""))
+    assert 0 < count <= 200
+    assert found.spilled == (count if after < before else 0)
+    none = amips.fit(data[0], data[1], out=tmp_path / "c", spill=0, **options)
+    assert none.spilled == 0
+    few = amips.fit(data[0], data[1], out=tmp_path / "d", spill=0.01, **options)
+    assert few.spilled == 20 < count
+    assert amips.load(tmp_path / "d").spilled == 20
+
+
+def test_keys_are_moved_as_long_as_that_pays(fast, data, tmp_path, capsys):
+    amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", regroup=3)
+    lines = capsys.readouterr().out.splitlines()
+    said = [row for row in lines if "moved to the cell that their queries are sent to" in row]
+    before = float(next(row for row in lines if "if it is not trained" in row).split("%")[0])
+    costs = [before, *(float(row.split(": ")[1].rstrip("%")) for row in said)]
+    assert 1 <= len(said) <= 3
+    assert len(fast.calls) == 1 + len(said)
+    assert {call["minutes"] for call in fast.calls} == {0.2 / 4}
+    assert costs[:-1] == sorted(costs[:-1], reverse=True)  # it went on while it paid
+    tasks = [call["task"].cells.assignment for call in fast.calls]
+    assert (tasks[0] != tasks[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"spill": 2.0}, "share of the keys"),
+        ({"spill": -1.0}, "share of the keys"),
+        ({"regroup": -1}, "negative"),
+        ({"regroup": 1.5}, "whole number"),
+    ],
+)
+def test_spill_and_regroup_that_cannot_be(data, tmp_path, wrong, message):
+    with pytest.raises(amips.AmipsError, match=message):
+        amips.fit(data[0], data[1], out=tmp_path / "b", **wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_when_learning_does_not_pay_it_says_so_and_is_plain_ivf(bad, data, tmp_path, capsys, kept):
     names = [f"key {i}" for i in range(2000)]
     found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", ids=names)
     assert "learning does not pay here: the bundle is plain IVF" in capsys.readouterr().out
@@ -261,10 +328,10 @@ def test_when_learning_does_not_pay_it_says_so_and_is_plain_ivf(fast, data, tmp_
 
 @pytest.mark.parametrize("pays", [True, False])
 @pytest.mark.parametrize("storage", ["flat", "sq8", "pq", "lean"])
-def test_the_storage_asked_for(fast, data, tmp_path, storage, pays):
+def test_the_storage_asked_for(fast, request, data, tmp_path, storage, pays):
     """Whether learning pays or not."""
     if not pays:
-        fast.weights = lambda task: -np.array(task.cells.centroids)
+        request.getfixturevalue("bad")
     options = {"minutes": 1, "cells": CELLS, "out": tmp_path / "b", "storage": storage, "quiet": True}
     found = amips.fit(data[0], data[1], recall=0.8, **options)
     assert found.engine.storage == storage
@@ -377,8 +444,8 @@ def test_interrupted_work_is_reused(interrupted, tmp_path, fast, monkeypatch):
         # There may be time for more of them now; those that were made are not made again.
         for strength in (0, 1.5, 3):
             if not (begun / f"cells-24-{strength:g}.npz").exists():
-                patch.setattr(fitting, "STRENGTHS", (1.5, 0.0))
-        patch.setattr(fitting, "query_aware", lambda *_, **__: pytest.fail("the cells were there already"))
+                patch.setattr(partitions, "STRENGTHS", (1.5, 0.0))
+        patch.setattr(partitions, "query_aware", lambda *_, **__: pytest.fail("the cells were there already"))
         patch.setattr("amips.exact.top_k", lambda *_, **__: pytest.fail("the labels were there already"))
         interrupted()
     assert amips.load(tmp_path / "b").c == CELLS
@@ -387,7 +454,7 @@ def test_interrupted_work_is_reused(interrupted, tmp_path, fast, monkeypatch):
 
 def test_stopped_while_training_the_same_call_continues(data, tmp_path, monkeypatch):
     options = {"minutes": 0.05, "cells": CELLS, "storage": "flat", "quiet": True, "out": tmp_path / "b"}
-    monkeypatch.setattr(fitting, "STRENGTHS", (1.5, 0.0))  # those there is time for, in both calls
+    monkeypatch.setattr(partitions, "STRENGTHS", (1.5, 0.0))  # those there is time for, in both calls
     real, begun = loop.Run.step, []
 
     def step(run, done):

@@ -29,9 +29,10 @@ from amips.index import FaissIVF
 from amips.lean import learn as learn_projection
 from amips.nets import Linear, Model, load_model
 from amips.progress import bar
-from amips.route import check_fits, router_for
+from amips.route import Router, check_fits, router_for
 from amips.search import Searcher, recalls
 from amips.search.build import routed
+from amips.search.spill import second_cells
 from amips.task import Task
 from amips.vectors import Floats, open_vectors
 
@@ -68,7 +69,7 @@ class Bench:
         self.timed = np.ascontiguousarray(task.test.queries[drawn])
         self.keys = open_vectors(task.path / "keys.npy")
         self.work = work or store.path / WORK
-        self._held: tuple[tuple[int, float, str, int], FaissIVF] | None = None
+        self._held: tuple[tuple[Any, ...], FaissIVF] | None = None
         self._finder: tuple[Path, Finder] | None = None
 
     def check(self, system: System) -> None:
@@ -269,9 +270,11 @@ class Bench:
             model = self.linear(cells, system.linear_name, system.rank)
         elif system.router != CENTROID:
             model = load_model(system.router)
-        router_for(model, cells.centroids)  # refuses a model of another shape
+        router = router_for(model, cells.centroids)  # refuses a model of another shape
         # An engine of its own whose cells a system routes is a `Celled` one: the system has seen to that.
-        engine: Any = self._engine(system, cells) if system.engine == "ivf" else self._engine_of(system)
+        engine: Any = (
+            self._engine(system, cells, router) if system.engine == "ivf" else self._engine_of(system)
+        )
         searcher = Searcher(engine, model, fingerprint=self.task.fingerprint)
         if system.stop == "share":
             searcher = replace(searcher, temperature=routed(searcher, self.task.val).temperature)
@@ -279,15 +282,20 @@ class Bench:
             check_fits(model, self.task.fingerprint, searcher.cells_fingerprint)
         return OpenedIVF(system, searcher)
 
-    def _engine(self, system: System, cells: Cells) -> FaissIVF:
-        wanted = (system.cells, system.aware, system.storage, system.lean)
+    def _engine(self, system: System, cells: Cells, router: Router) -> FaissIVF:
+        wanted: tuple[Any, ...] = (system.cells, system.aware, system.storage, system.lean)
+        if system.spill:  # second cells are where this router sends queries
+            wanted += (system.spill, system.router, system.rank)
         if self._held is None or self._held[0] != wanted:
             self._held = None  # lets go of the old one first: two would need twice the memory
             projection = None
             if system.storage == "lean":
                 queries = open_vectors(self.task.path / "train" / "queries.npy")
                 projection = learn_projection(self.keys, queries, system.lean)
-            parts = (cells.assignment, cells.centroids, system.storage, projection)
+            second = None
+            if system.spill:
+                second = second_cells(self.task.with_cells(cells), router, system.spill)
+            parts = (cells.assignment, cells.centroids, system.storage, projection, second)
             made = FaissIVF.build(self.keys, *parts)
             self._held = (wanted, made)
         return self._held[1]

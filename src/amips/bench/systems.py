@@ -15,6 +15,7 @@ from amips.index import Storage
 from amips.lean import ROUTE_SHARE, SCAN_SHARE, rank_for
 from amips.nets import Model, load_model
 from amips.nets.model import WEIGHTS
+from amips.search.spill import SPILL
 from amips.task import Task
 
 Way = Literal["cells", "drop-in", "drop-in-rescored"]
@@ -24,7 +25,8 @@ Role = Literal["baseline", "contender", "reference"]
 SWEEP = (0.5, 1.0, 2.0, 4.0, 10.0)  # cells of the baseline, in units of sqrt(n)
 CENTROID, LINEAR, OWN = "centroid", "linear", "amips"
 OWN_SWEEP = (2.0, 4.0, 8.0)  # cells of what `amips.fit` usually makes, in units of sqrt(n)
-LATER = {"aware": 0.0, "rank": 0, "stop": "probes", "lean": 0}  # fields that older results do not know
+# Fields that older results do not know.
+LATER = {"aware": 0.0, "rank": 0, "stop": "probes", "lean": 0, "spill": 0.0}
 SLUG_DIGEST = 10
 ENGINE_NAMES = ("ivf", "flat", *ENGINES)
 CELLS_OF_ENGINES = 4.0  # where cells can be addressed, in units of sqrt(n)
@@ -45,6 +47,7 @@ class System:
         storage: of "ivf": "flat", "sq8", "pq" or "lean"; `lean` is the latter's number of dimensions.
         aware: strength of query-aware cells; 0 is plain k-means.
         rank: of a linear router: project queries to so many dimensions first; 0 does not.
+        spill: share of the keys that are in a second cell, too, where training queries miss them.
         stop: "probes" probes as many cells for every query, "share" those that are expected to hold enough of
             its top keys.
         links: of "hnsw": M.
@@ -62,6 +65,7 @@ class System:
     rank: int = 0
     stop: Stop = "probes"
     lean: int = 0
+    spill: float = 0.0
 
     def __post_init__(self) -> None:
         choices = {"route": get_args(Way), "storage": get_args(Storage), "stop": get_args(Stop)}
@@ -86,6 +90,10 @@ class System:
             raise AmipsError(f"system: {wrong}: expected a finite number, not negative")
         if (self.storage == "lean") != (self.lean > 0):
             raise AmipsError("system: storage 'lean' has a number of dimensions, lean; others have none")
+        if not 0 <= self.spill <= 1:
+            raise AmipsError(f"system: spill={self.spill}: expected a share of the keys, from 0 to 1")
+        if self.spill and self.engine != "ivf":
+            raise AmipsError("system: spill is for engine 'ivf'")
         if self.links < 2:
             raise AmipsError(f"system: links={self.links}: expected at least 2")
 
@@ -96,7 +104,7 @@ class System:
             return "contender"
         if self.engine != "ivf":
             return "reference"
-        plain = self.stop == "probes" and not self.aware and not self.lean
+        plain = self.stop == "probes" and not self.aware and not self.lean and not self.spill
         return "baseline" if plain else "contender"
 
     @property
@@ -126,6 +134,7 @@ class System:
             name += f", rank {self.rank}" if self.rank else ""
             name += ", query-aware cells" if self.aware else ""
             name += ", by share" if self.stop == "share" else ""
+            name += f", {self.spill:.0%} spilled" if self.spill else ""
         on = "" if self.engine == "ivf" else f"{self._engine_title}: "
         return on + name + way + ("" if self.storage == "flat" else f", {self.storage}")
 
@@ -186,6 +195,7 @@ def own_systems(n: int, d: int, factors: tuple[float, ...] = OWN_SWEEP) -> list[
         "aware": STRENGTH,
         "rank": rank,
         "stop": "share",
+        "spill": SPILL,
         "label": OWN,
     }
     kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, SCAN_SHARE)}]

@@ -11,6 +11,7 @@ from amips.cells.kmeans import (
     kmeans,
     trivial,
 )
+from amips.cells.moving import moved
 from amips.cells.outside import cells_of_faiss, faiss_ivf_inside, from_faiss
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "fingerprint_of",
     "from_faiss",
     "kmeans",
+    "moved",
     "query_aware",
     "trivial",
     "wanted_by",

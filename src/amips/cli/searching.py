@@ -19,6 +19,7 @@ from amips.table import table
 @click.option("--out", required=True, type=path, help="The bundle to make or replace.")
 @click.option("--storage", type=click.Choice(["flat", "sq8", "pq", "lean"]), default="flat")
 @click.option("--lean", type=int, help="Dimensions of lean storage.  [default: about 0.4 d]")
+@click.option("--spill", default=0.0, help="Share of the keys to put into a second cell, too.")
 @click.option("--ids", type=path, help="What to return for each key: .npy, or text with one a line.")
 @click.option("--texts", type=path, help="What amips embed made: the bundle can then be asked in words.")
 def build(
@@ -34,7 +35,8 @@ def build(
     made = amips.build(task, run, out=out, ids=names, **storage)
     if texts is not None:
         attach(out, texts)
-    click.echo(f"{out}: {made.n:,} keys, {made.c:,} cells, routed by {made.router.name}")
+    twice = f" ({made.spilled:,} keys in two)" if made.spilled else ""
+    click.echo(f"{out}: {made.n:,} keys, {made.c:,} cells{twice}, routed by {made.router.name}")
     click.echo(points_table(made.points))
     if run is not None:
         middle = min((p for p in made.points if not p.share), key=lambda p: abs(p.recall10 - 0.9))
@@ -146,7 +148,8 @@ def info(path: Path) -> None:
     elif (path / "manifest.json").exists():
         index = amips.load(path, verify=False, mmap=True)
         facts = [["keys", f"{index.n:,}"], ["dimension", f"{index.d}"], ["cells", f"{index.c:,}"]]
-        facts += [["storage", index.engine.storage], ["routed by", index.router.name]]
+        facts += [["storage", index.engine.storage], ["keys in a second cell", f"{index.spilled:,}"]]
+        facts += [["routed by", index.router.name]]
         facts += [["routing FLOPs", f"{index.router.flops:,}"], ["keys SHA-256", index.fingerprint[:16]]]
         click.echo(table(["bundle", str(path)], facts))
         click.echo("\n" + points_table(index.points))

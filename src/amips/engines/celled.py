@@ -26,6 +26,7 @@ class Celled(Finder):
 
     celled = True
     refine = 1
+    second = None
     directory: Path
 
     @cached_property

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from amips.errors import AmipsError, VectorError
-from amips.fit.fitting import Fitting, Objective, Settings
+from amips.fit.fitting import Fitting
+from amips.fit.partitions import Objective, Settings
 from amips.index import Storage
 from amips.index.faiss_ivf import FEWEST_KEYS
 from amips.search import Searcher, save
@@ -28,6 +29,8 @@ def fit(
     recall: float = 0.95,
     objective: Objective = "flops",
     storage: Storage | None = None,
+    spill: float | None = None,
+    regroup: int = 0,
     ids: Any = None,
     seed: int = 0,
     quiet: bool = False,
@@ -45,10 +48,13 @@ def fit(
         minutes: how long it may take, roughly. With little time, part of the queries is used.
         cells: how many cells; several numbers are tried when not given.
         recall: the recall@10 at which cost is to be least.
-        objective: what decides between flat and lean storage, and between plain IVF and what was learned:
-            "flops", or the measured time of a query alone ("latency") or among many ("throughput"). Cells are
-            chosen by FLOPs in any case: that needs no index.
+        objective: what decides: "flops", or the measured time of a query alone ("latency") or among many
+            ("throughput"). For times, the partitions with the fewest FLOPs are built and timed.
         storage: "flat", "sq8", "pq" or "lean"; the cheaper of "flat" and "lean" when not given.
+        spill: share of the keys that are put into a second cell, too, where training queries miss them
+            most. When not given, a tenth, if that pays on held-out queries; 0 for none.
+        regroup: so many times move keys to the cell that their queries are sent to and train again, as long
+            as that pays on held-out queries. It rarely did where it was tried.
         ids: what to return for each key instead of 0..n-1.
         quiet: print nothing.
     """
@@ -59,6 +65,14 @@ def fit(
     for what, given, known in (("objective", objective, Objective), ("storage", storage, Storage)):
         if given is not None and given not in get_args(known):
             raise AmipsError(f"{what}={given!r}: expected one of {', '.join(get_args(known))}")
+    if spill is not None and not 0 <= spill <= 1:
+        raise AmipsError(f"spill={spill}: expected a share of the keys, from 0 to 1")
+    try:
+        regroup = operator.index(regroup)
+    except TypeError:
+        raise AmipsError(f"regroup={regroup!r}: expected a whole number") from None
+    if regroup < 0:
+        raise AmipsError(f"regroup={regroup}: must not be negative")
     if seed < 0:
         raise AmipsError(f"seed={seed}: must not be negative")
     try:
@@ -83,7 +97,7 @@ def fit(
         few = f"storage={storage!r} needs at least {FEWEST_KEYS[storage]} keys, got {keys.n}"
         raise AmipsError(f"{few}; use 'flat' or 'sq8'")
     labels = None if ids is None else check_labels(ids, keys.n)
-    settings = Settings(float(minutes), cells, float(recall), objective, storage, int(seed))
+    settings = Settings(float(minutes), cells, float(recall), objective, storage, spill, regroup, int(seed))
     call = {"keys": inspect(keys).fingerprint, "queries": inspect(queries).fingerprint, **vars(settings)}
     # A folder for each call: the same call continues, another neither waits for it nor destroys it.
     name = hashlib.sha256(json.dumps(call, sort_keys=True).encode()).hexdigest()[:12]

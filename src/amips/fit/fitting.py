@@ -7,66 +7,38 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from amips import exact, lean
-from amips.cells import POINTS_PER_CELL, STRENGTH, Cells, fingerprint_of, query_aware
+from amips.cells import fingerprint_of, moved
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, write_json
+from amips.fit.partitions import TOP, Partitions, Second, Settings, Trial, flops_at
 from amips.index import Storage
 from amips.nets import Linear, Model
+from amips.route import router_for
 from amips.search import Point, Searcher, build
 from amips.search.build import measure, measure_shares
-from amips.search.expected import Routed
 from amips.search.points import point_for
+from amips.search.spill import SPILL, second_cells
 from amips.table import table
 from amips.task import Task, label
-from amips.vectors import Floats, Vectors, open_vectors
+from amips.vectors import Vectors, open_vectors
 
-Objective = Literal["flops", "latency", "throughput"]
-
-LABEL_SHARE, TRIAL_SHARE, TRAIN_SHARE = 0.4, 0.25, 0.2  # of the time given; the rest is for measuring
-TOP = 10  # the true top keys whose cells the router learns to find
+LABEL_SHARE, TRAIN_SHARE = 0.4, 0.2  # of the time given, beside that of trials; the rest is for measuring
 PILOT = 2048  # queries labelled to see how long that takes
 LEAST = 100  # queries, however short the time
 HELD = 1000  # queries to choose by, and as many to report on
 CALL, WORK_TASK, WORK_RUN = "fit.json", "task", "run"  # in the directory of work in progress
-COUNTS = (4.0, 8.0, 2.0, 16.0)  # cells tried, in units of sqrt(n): the likeliest first, as time may run out
-STRENGTHS = (STRENGTH, 0.0, 2 * STRENGTH)  # of query-aware cells; 0 is plain k-means
-ITERATIONS = 10  # of k-means
-TRIALS, FEWEST_POINTS = 6, 16  # k-means looks at fewer points a cell, if so many trials would take too long
 LEAN_SHARES = (0.25, 1 / 3, 0.4, 0.5, 0.6)  # of the dimensions, of lean storage: the smallest that will do,
 LEAN_RECALL = 0.99  # ... which is: so many of the true top keys are among the candidates
 LEAN_SAMPLE = 200  # queries this is looked up for
 TIMED = 256  # queries that are searched to take a time
+TIMED_TRIALS = 3  # partitions that are timed, if time is what counts
 TARGETS = (0.8, 0.9, 0.95, 0.98)  # recalls at which the gain is shown
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `fit` was asked for."""
-
-    minutes: float
-    cells: int | None
-    recall: float
-    objective: Objective
-    storage: Storage | None
-    seed: int
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A partition, and what it costs to search with and without learning."""
-
-    cells: Cells
-    strength: float
-    centroid: float  # FLOPs of plain IVF at the recall asked for: the same probes for every query
-    routed: float  # ... of centroids in the reduced space, as many probes as each query needs
 
 
 class Fitting:
@@ -85,12 +57,10 @@ class Fitting:
     def run(self, keys: Vectors, queries: Vectors) -> Searcher:
         """The best searcher found."""
         task = self._label(keys, queries)
-        trials = self._try(task)
-        plain = min((trial for trial in trials if not trial.strength), key=lambda trial: trial.centroid)
-        best = min(trials, key=lambda trial: trial.routed)
-        ours = task.with_cells(best.cells)
-        model = self._train(ours)
-        made = self._stored(ours, model)
+        trials = Partitions(self.work, self.settings, self.rate, self.say).tried(task)
+        plain, best = self._chosen(task, trials)
+        ours, model = self._routed(task.with_cells(best.cells), best.model)
+        made = self._stored(ours, model, self._spilled(ours, model))
         baseline = _built(task.with_cells(plain.cells), None, self.settings.storage or "flat")
         tried = sum(not trial.strength for trial in trials)
         return self._compare(task, made, baseline, tried)
@@ -136,73 +106,61 @@ class Fitting:
                 self.remove()
             raise
 
-    def _try(self, task: Task) -> list[Trial]:
-        """Partitions, by what they cost on val: as many as there is time for, two at least."""
-        keys = open_vectors(task.path / "keys.npy")
-        queries = open_vectors(task.path / "train" / "queries.npy")
-        projection = lean.learn(keys, queries, lean.rank_for(task.d, lean.ROUTE_SHARE))
-        x, true = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
-        reduced: Floats = x @ projection.queries.T
-        full, recall = 2 * task.n * task.d, self.settings.recall
-        self.say("trying cells; cost as a share of scanning all keys, on held-out queries:")
-        trials: list[Trial] = []
-        started = time.perf_counter()
-        for count, strength in self._candidates(task.n):
-            spent = time.perf_counter() - started
-            if len(trials) >= 2 and spent * (1 + 1 / len(trials)) > self.seconds * TRIAL_SHARE:
-                break
-            cells = self._cells(task, keys, queries, count, strength)
-            wanted = cells.assignment[true]
-            by_centroid: Floats = x @ cells.centroids.T
-            by_reduced = np.asarray(reduced @ projection.weights(cells.centroids).T, np.float32)
-            plain = Routed(by_centroid, wanted, cells.sizes)
-            ours = Routed(by_reduced, wanted, cells.sizes)
-            centroid = 2 * task.d * (count + plain.by_probes(plain.probes_for(recall)).scanned.mean())
-            routed = 2 * task.d * ours.by_share(ours.share_for(recall)).scanned.mean()
-            routed += Linear(rank=projection.r).architecture(task.n, task.d, count).score_flops
-            trials.append(Trial(cells, strength, centroid, routed))
-            kind = f"query-aware {strength:g}" if strength else "plain"
-            self.say(
-                f"  {count:6,} cells, {kind:15}  plain IVF {centroid / full:6.2%}   "
-                f"share-bounded, reduced routing {routed / full:6.2%}"
-            )
-        return trials
+    def _chosen(self, task: Task, trials: list[Trial]) -> tuple[Trial, Trial]:
+        """The best partition for plain IVF, and the best for learning, before anything is trained."""
+        plain = sorted((trial for trial in trials if not trial.strength), key=lambda trial: trial.centroid)
+        ours = sorted(trials, key=lambda trial: trial.routed)
+        if self.settings.objective == "flops":
+            return plain[0], ours[0]
+        # Many small cells cost more time than their FLOPs say: the cheapest few are timed, the same for both.
+        return self._fastest(task, plain, routed=False), self._fastest(task, ours, routed=True)
 
-    def _cells(self, task: Task, keys: Vectors, queries: Vectors, count: int, strength: float) -> Cells:
-        """A partition, kept for a call that continues."""
-        path = self.work / f"cells-{count}-{strength:g}.npz"
-        if path.exists():
-            with np.load(path) as found:
-                return Cells(found["assignment"], found["centroids"])
-        top = np.asarray(task.train.top_ids)[:, :TOP]
-        # Points a cell such that a trial takes a part of the time for trials, as labelling went.
-        product = 2 * ITERATIONS * count * count * task.d
-        points = int(self.rate * self.seconds * TRIAL_SHARE / TRIALS / product)
-        made = query_aware(
-            keys,
-            queries,
-            top,
-            count,
-            strength=strength,
-            iterations=ITERATIONS,
-            points=max(FEWEST_POINTS, min(POINTS_PER_CELL, points)),
-            seed=self.settings.seed,
+    def _fastest(self, task: Task, trials: list[Trial], routed: bool) -> Trial:
+        """Of the first few trials the one that is fastest on val queries."""
+        taken = []
+        for trial in trials[:TIMED_TRIALS]:
+            made = build(task.with_cells(trial.cells), trial.model if routed else None)
+            taken.append(self._cost(made, task))
+            kind = "share-bounded, reduced routing" if routed else "plain IVF"
+            self.say(f"  {trial.cells.count:6,} cells, {kind}: {taken[-1]:.3g} {self._unit}")
+        return trials[int(np.argmin(taken))]
+
+    def _routed(self, task: Task, untrained: Model) -> tuple[Task, Model]:
+        """A router for the cells, and the cells: moved to suit it, where that was asked for and pays."""
+        model, full = self._train(task), 2 * task.n * task.d
+        costs = [flops_at(task, candidate, self.settings.recall) for candidate in (model, untrained)]
+        self.say(
+            f"  {costs[0] / full:.2%} of a full scan with it; {costs[1] / full:.2%} if it is not trained"
         )
-        partial = path.with_suffix(".partial.npz")
-        np.savez(partial, assignment=made.assignment, centroids=made.centroids)
-        partial.rename(path)
-        return made
+        if costs[1] <= costs[0]:
+            return task, untrained
+        for _ in range(self.settings.regroup):
+            queries, top = task.path / "train" / "queries.npy", np.asarray(task.train.top_ids)[:, :TOP]
+            cells = moved(task.cells, task.path / "keys.npy", queries, top, model.scores)
+            other = task.with_cells(cells)
+            trained = self._train(other)
+            cost = flops_at(other, trained, self.settings.recall)
+            count = int((cells.assignment != task.cells.assignment).sum())
+            self.say(f"{count:,} keys moved to the cell that their queries are sent to: {cost / full:.2%}")
+            if cost >= costs[0]:
+                break
+            task, model, costs[0] = other, trained, cost
+        return task, model
 
-    def _candidates(self, n: int) -> Iterator[tuple[int, float]]:
-        """Numbers of cells and strengths, the likeliest first; both kinds of cells come early."""
-        given = self.settings.cells
-        most = max(2, n // 8)
-        counts = [given] if given else [min(max(2, round(f * n**0.5)), most) for f in COUNTS]
-        counts = list(dict.fromkeys(counts))
-        pairs = [(count, strength) for strength in STRENGTHS for count in counts]
-        # By turns: an aware and a plain partition of each number, the third strength last.
-        early = [pair for count in counts for pair in ((count, STRENGTHS[0]), (count, STRENGTHS[1]))]
-        yield from dict.fromkeys([*early, *pairs])
+    def _spilled(self, task: Task, model: Model) -> Second | None:
+        """Second cells of some keys, if they pay on val, or were asked for."""
+        share = SPILL if self.settings.spill is None else self.settings.spill
+        if not share:
+            return None
+        second = second_cells(task, router_for(model, task.cells.centroids), share)
+        recall = self.settings.recall
+        before, after = flops_at(task, model, recall), flops_at(task, model, recall, second)
+        full, count = 2 * task.n * task.d, int((second >= 0).sum())
+        self.say(
+            f"{count:,} keys in a second cell, too: {after / full:.2%} instead of {before / full:.2%}; "
+            f"with float32 keys {4 * task.d * count / 1e6:,.0f} MB more"
+        )
+        return second if after < before or self.settings.spill else None
 
     def _train(self, task: Task) -> Model:
         from amips.learn import Recipe, train
@@ -215,7 +173,7 @@ class Fitting:
                 task,
                 Linear(rank=lean.rank_for(task.d, lean.ROUTE_SHARE)),
                 recipe=Recipe(route_top=TOP),
-                minutes=self.settings.minutes * TRAIN_SHARE,
+                minutes=self.settings.minutes * TRAIN_SHARE / (1 + self.settings.regroup),
                 out=run,
                 resume=(run / "config.json").exists(),
                 evaluations=1,
@@ -227,15 +185,15 @@ class Fitting:
                 f"stopped; the same call continues with what is in {self.work}"
             ) from None
 
-    def _stored(self, task: Task, model: Model) -> Searcher:
+    def _stored(self, task: Task, model: Model, second: Second | None) -> Searcher:
         """The index in the storage asked for, or in the cheaper one."""
         if self.settings.storage is not None:
-            return _built(task, model, self.settings.storage)
-        flat, r = build(task, model), _lean_rank(task)
+            return _built(task, model, self.settings.storage, second)
+        flat, r = _built(task, model, "flat", second), _lean_rank(task)
         if r is None:
             self.say(f"lean storage: no projection keeps {LEAN_RECALL:.0%} of the top keys; flat it is")
             return flat
-        small = build(task, model, storage="lean", lean=r)
+        small = build(task, model, storage="lean", lean=r, spill=0.0 if second is None else second)
         costs = [self._cost(flat, task), self._cost(small, task)]
         dims = f"lean, {r} of {task.d} dimensions"
         self.say(f"flat storage: {costs[0]:.3g} {self._unit}; {dims}: {costs[1]:.3g} {self._unit}")
@@ -303,10 +261,10 @@ def _rate(keys: Vectors, queries: Vectors) -> float:
     return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(seconds, 1e-9)
 
 
-def _built(task: Task, model: Model | None, storage: Storage) -> Searcher:
+def _built(task: Task, model: Model | None, storage: Storage, second: Second | None = None) -> Searcher:
     """The index in this storage."""
     r = (_lean_rank(task) or task.d) if storage == "lean" else None
-    return build(task, model, storage=storage, lean=r)
+    return build(task, model, storage=storage, lean=r, spill=0.0 if second is None else second)
 
 
 def _lean_rank(task: Task) -> int | None:

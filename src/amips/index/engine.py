@@ -38,6 +38,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def second(self) -> NDArray[np.int32] | None:
+        """Another cell that a key is in, too, or -1, [n]; None if no key is."""
+        ...
+
+    @property
     def storage(self) -> str:
         """How keys are kept."""
         ...

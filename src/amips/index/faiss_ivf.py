@@ -7,6 +7,9 @@ true inner product.
 
 A batch is scanned in one of two ways, with the same answers. FAISS goes query by query, which is best for
 few queries. When many queries meet in a cell, the cell's keys are multiplied with all of them at once.
+
+A key may be in a second cell, too ("spilled"): it is then found by queries that probe either, and returned
+once.
 """
 
 import os
@@ -27,7 +30,7 @@ from amips.vectors import Floats, Vectors
 Storage = Literal["flat", "sq8", "pq", "lean"]
 Ids = NDArray[np.int64]
 
-INDEX, KEYS, LEAN = "index.faiss", "keys.npy", "lean.npz"
+INDEX, KEYS, LEAN, SECOND = "index.faiss", "keys.npy", "lean.npz", "second.npy"
 TYPES = {
     "flat": "IndexIVFFlat",
     "sq8": "IndexIVFScalarQuantizer",
@@ -54,6 +57,7 @@ class FaissIVF:
     refine: int = 10  # quantised storage: candidates for each result asked for
     projection: Floats | None = None  # "lean": what queries are multiplied with, [r, d],
     given_centroids: Floats | None = None  # ... and the centroids, which FAISS has in r dimensions only
+    second: NDArray[np.int32] | None = None  # the second cell of each key, -1 for none
 
     @classmethod
     def build(
@@ -63,8 +67,12 @@ class FaissIVF:
         centroids: Floats,
         storage: Storage,
         projection: Projection | None = None,
+        second: NDArray[np.int32] | None = None,
     ) -> "FaissIVF":
-        """Put every key into the cell that `assignment` names; "lean" needs a projection."""
+        """Put every key into the cell that `assignment` names; "lean" needs a projection.
+
+        `second` [n] names another cell for some keys to be in, too; -1 for none.
+        """
         if (storage == "lean") != (projection is not None):
             raise AmipsError("storage='lean' needs a projection, and no other storage has one")
         c, d = len(centroids), centroids.shape[1] if projection is None else projection.r
@@ -94,23 +102,30 @@ class FaissIVF:
             if projection is not None:
                 block = block @ projection.keys.T
             ids = np.arange(start, start + len(block), dtype=np.int64)
-            cells = np.ascontiguousarray(assignment[start : start + len(block)], np.int64)
+            cells = np.asarray(assignment[start : start + len(block)], np.int64)
+            if second is not None:
+                twice = np.flatnonzero(second[ids] >= 0)
+                block = np.concatenate([block, block[twice]])
+                ids, cells = np.append(ids, ids[twice]), np.append(cells, second[ids[twice]])
+            block, cells = np.ascontiguousarray(block), np.ascontiguousarray(cells, np.int64)
             pointers = [faiss.swig_ptr(a) for a in (block, ids, cells)]
             index.add_core(len(block), *pointers)
         if storage == "flat":
-            return cls(index, storage)
+            return cls(index, storage, second=second)
         # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
         addressable = keys.array is not None and keys.array.dtype == np.float32
         held = keys.array if addressable else keys.load()
         if projection is None:
-            return cls(index, storage, held)
+            return cls(index, storage, held, second=second)
         index = faiss.IndexIVFPQFastScan(index)  # the same codes in the order in which they are scanned
-        return cls(index, storage, held, projection=projection.queries, given_centroids=centroids)
+        return cls(
+            index, storage, held, projection=projection.queries, given_centroids=centroids, second=second
+        )
 
     @property
     def n(self) -> int:
         """The number of keys."""
-        return int(self.index.ntotal)
+        return int(self.index.ntotal) if self.second is None else len(self.second)
 
     @property
     def d(self) -> int:
@@ -119,7 +134,7 @@ class FaissIVF:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Keys in each cell."""
+        """Keys in each cell, those for which it is the second among them."""
         lists = self.index.invlists
         return np.array([lists.list_size(j) for j in range(self.index.nlist)], np.int64)
 
@@ -136,7 +151,7 @@ class FaissIVF:
         """The cell of each key."""
         cells = np.empty(self.n, np.int32)
         for j in range(self.index.nlist):
-            cells[self._ids_of(j)] = j
+            cells[self._ids_of(j)[self._own(j)]] = j
         return cells
 
     def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
@@ -147,9 +162,16 @@ class FaissIVF:
             # A small index reads its codes from cache, and a large batch shares them.
             if len(x) > 1 and (cells >= 0).sum() >= MEETINGS_FOR_PRODUCT * len(self.sizes):
                 return self._scan_by_product(x, cells, k)
-            return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
-        candidates = self._scan_by_faiss(x, cells, min(k * self.refine, max(1, self.n)))[1]
-        return self.score_again(x, candidates, k)
+            if self.second is None:
+                return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
+            found = _once(*self._scan_by_faiss(x, cells, 2 * k + 2))
+            return self._settle_ties(x, cells, *best_of(*found, k + 1))
+        wanted = min(k * self.refine, max(1, self.n))
+        if self.second is None:
+            return self.score_again(x, self._scan_by_faiss(x, cells, wanted)[1], k)
+        # A key that was found in both of its cells leaves one candidate fewer, but not fewer than k.
+        found = _once(*self._scan_by_faiss(x, cells, max(2 * k, wanted)))
+        return self.score_again(x, found[1], k)
 
     def scan_flops(self, keys: Ids, k: int) -> Ids:
         """2 d for each key scanned and, for quantised storage, for each candidate scored again.
@@ -204,7 +226,7 @@ class FaissIVF:
         The first probe of every query is scanned before the others: it gives the k-th score that most
         keys of the later cells then fall short of.
         """
-        best = Running(len(x), k)
+        best = Running(len(x), k, twice=self.second is not None)
         for probes in (cells[:, :1], cells[:, 1:]):
             if probes.shape[1] == 0:
                 continue
@@ -256,8 +278,13 @@ class FaissIVF:
         """Where in its cell each key is."""
         places = np.empty(self.n, np.int32)
         for j in range(self.index.nlist):
-            places[self._ids_of(j)] = np.arange(self.sizes[j])
+            own = self._own(j)
+            places[self._ids_of(j)[own]] = np.arange(self.sizes[j])[own]
         return places
+
+    def _own(self, cell: int) -> Any:
+        """Where in a cell the keys are for which it is not the second."""
+        return slice(None) if self.second is None else self.second[self._ids_of(cell)] != cell
 
     def _ids_of(self, cell: int) -> Ids:
         """Key ids of a cell: FAISS's own memory, not a copy."""
@@ -277,17 +304,22 @@ class FaissIVF:
     def save(self, directory: Path) -> list[str]:
         """Write the FAISS file, and the keys where candidates are scored with them."""
         faiss.write_index(_in_memory(self.index), str(directory / INDEX))
-        if self.keys is None:
-            return [INDEX]
-        np.save(directory / KEYS, self.keys)
+        if self.keys is not None:
+            np.save(directory / KEYS, self.keys)
         if self.projection is not None:
             assert self.given_centroids is not None
             np.savez(directory / LEAN, projection=self.projection, centroids=self.given_centroids)
-        return [INDEX, *BESIDE[self.storage]]
+        if self.second is None:
+            return [INDEX, *BESIDE[self.storage]]
+        np.save(directory / SECOND, self.second)
+        return [INDEX, *BESIDE[self.storage], SECOND]
 
     @classmethod
-    def load(cls, directory: Path, storage: Storage, mmap: bool) -> "FaissIVF":
-        """Read what `save` wrote; `mmap` leaves lists on disk, where the keys for refining always stay."""
+    def load(cls, directory: Path, storage: Storage, mmap: bool, spilled: bool = False) -> "FaissIVF":
+        """Read what `save` wrote; `mmap` leaves lists on disk, where the keys for refining always stay.
+
+        `spilled` says that there are keys in second cells.
+        """
         path = directory / INDEX
         # FAISS cannot map the codes of "lean", which are small; its float32 keys stay on disk.
         flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY if mmap and storage != "lean" else 0
@@ -299,17 +331,40 @@ class FaissIVF:
         expected = TYPES.get(storage)
         if type(index).__name__ != expected:
             raise BundleError(f"{path} holds a {type(index).__name__}, expected {expected or storage!r}")
+        second = _read_second(directory / SECOND, index) if spilled else None
         if storage == "flat":
-            return cls(index, storage)
+            return cls(index, storage, second=second)
         lean = _read_lean(directory / LEAN, index) if storage == "lean" else {}
         d = lean["projection"].shape[1] if lean else index.d
-        keys = read_array(directory / KEYS, (index.ntotal, d), "f", mmap=True)
-        made = cls(index, storage, keys, 10, lean.get("projection"), lean.get("centroids"))
+        n = index.ntotal if second is None else len(second)
+        keys = read_array(directory / KEYS, (n, d), "f", mmap=True)
+        made = cls(index, storage, keys, 10, lean.get("projection"), lean.get("centroids"), second)
         for cell in range(index.nlist):  # FAISS reads the keys that these name, unchecked
             ids = made._ids_of(cell)
             if len(ids) and (ids.min() < 0 or ids.max() >= made.n):
                 raise BundleError(f"{path} is damaged: cell {cell} names a key that is not there")
         return made
+
+
+def _once(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
+    """The same without a key that is there a second time, by id: -inf and -1 are in its place."""
+    order = np.argsort(ids, axis=1, kind="stable")
+    scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+    again = ids[:, 1:] == ids[:, :-1]
+    scores[:, 1:][again], ids[:, 1:][again] = -np.inf, -1
+    return scores, ids
+
+
+def _read_second(path: Path, index: Any) -> NDArray[np.int32]:
+    """The second cells [n], which must account for the entries that are not a key's first."""
+    try:
+        second: NDArray[np.int32] = np.load(path, allow_pickle=False)
+    except Exception as problem:  # a damaged header makes numpy raise nearly anything
+        raise BundleError(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
+    fits = second.dtype == np.int32 and second.ndim == 1 and len(second) + (second >= 0).sum() == index.ntotal
+    if not fits or second.min(initial=-1) < -1 or second.max(initial=-1) >= index.nlist:
+        raise BundleError(f"{path} does not fit the index")
+    return second
 
 
 def _read_lean(path: Path, index: Any) -> dict[str, Floats]:

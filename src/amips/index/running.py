@@ -16,8 +16,9 @@ FEW_ROWS = 16  # for which it is the calls that cost
 class Running:
     """The k best entries so far of m rows that are visited in any order."""
 
-    def __init__(self, m: int, k: int) -> None:
+    def __init__(self, m: int, k: int, twice: bool = False) -> None:
         self.m, self.k = m, k
+        self.twice = twice  # a row may meet a key twice
         self.threshold = np.full(m, -np.inf, np.float32)
         self.kept = (np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
         self.pending: list[tuple[Ids, Floats, Ids]] = []
@@ -42,7 +43,10 @@ class Running:
         if not self.pending:
             return
         rows, scores, ids = (np.concatenate(parts) for parts in zip(self.kept, *self.pending, strict=True))
-        by_id = np.argsort(ids, kind="stable")
+        if self.twice:
+            by_id = np.unique(rows * (1 + ids.max(initial=0)) + ids, return_index=True)[1]
+        else:
+            by_id = np.argsort(ids, kind="stable")
         self.kept = keep_best(rows[by_id], scores[by_id], ids[by_id], self.m, self.k)
         self.pending, self.waiting = [], 0
         counts = np.bincount(self.kept[0], minlength=self.m)

@@ -20,6 +20,7 @@ from amips.search.bundle import check_place, save
 from amips.search.expected import Probed, Routed
 from amips.search.points import Point, ladder, shares
 from amips.search.searcher import Searcher
+from amips.search.spill import checked_second, second_cells
 from amips.task import Split, Task
 from amips.vectors import open_vectors
 
@@ -33,6 +34,7 @@ def build(
     out: str | Path | None = None,
     storage: Storage = "flat",
     lean: int | None = None,
+    spill: float | NDArray[np.int32] = 0.0,
     ids: Any = None,
 ) -> Searcher:
     """Put the keys of a task into an index that a model routes, and measure it on the val queries.
@@ -43,6 +45,8 @@ def build(
         out: where to save the bundle; None keeps it in memory.
         storage: "flat", "sq8", "pq" or "lean": see `FaissIVF`.
         lean: dimensions of "lean" storage; about 0.4 d when not given.
+        spill: the share of the keys that are put into a second cell, too: those that training queries miss
+            most (see `amips.search.spill`). Or the second cell of each key, -1 for none.
         ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
     """
     task = task if isinstance(task, Task) else Task(task)
@@ -52,12 +56,17 @@ def build(
         if (Path(model) / "config.json").exists() and not (Path(model) / DESCRIPTION).exists():
             raise RunError(f"{model} is an unfinished run; continue it with resume=True (--resume)")
         model = load_model(model)
-    router_for(model, task.cells.centroids)  # refuses a model of another shape before there is an index
+    router = router_for(model, task.cells.centroids)  # refuses another shape before there is an index
     if model is not None:
         check_fits(model, task.fingerprint, fingerprint_of(task.cells.assignment))
     if out is not None:
         check_place(out)  # before the work, not after it
     labels = None if ids is None else check_labels(ids, task.n)
+    second = None
+    if isinstance(spill, np.ndarray):
+        second = checked_second(spill, task.cells)
+    elif spill != 0:
+        second = second_cells(task, router, spill)
     keys = open_vectors(task.path / "keys.npy")
     projection = None
     if storage == "lean":
@@ -65,7 +74,7 @@ def build(
         projection = learn_projection(keys, queries, rank_for(task.d, SCAN_SHARE) if lean is None else lean)
     elif lean is not None:
         raise AmipsError("lean is for storage='lean' only")
-    engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage, projection)
+    engine = FaissIVF.build(keys, task.cells.assignment, task.cells.centroids, storage, projection, second)
     made = calibrated(Searcher(engine, model, [], labels, task.fingerprint), task.val)
     if out is not None:
         save(made, out)
@@ -104,10 +113,8 @@ def measure_shares(searcher: Searcher, split: Split) -> list[Point]:
 
 def routed(searcher: Searcher, split: Split) -> Routed:
     """The router's scores for the queries of a split, and the cells of their top keys."""
-    x, true = np.asarray(split.queries), np.asarray(split.top_ids)[:, :10]
-    step = max(1, (1 << 24) // max(searcher.c, 1))
-    scores = [searcher.router.scores(x[low : low + step]) for low in range(0, len(x), step)]
-    return Routed(np.concatenate(scores), searcher.cells[true], searcher.engine.sizes)
+    x, true, engine = np.asarray(split.queries), np.asarray(split.top_ids)[:, :10], searcher.engine
+    return Routed.by(searcher.router, x, true, engine.assignment, engine.sizes, second=engine.second)
 
 
 def _point(

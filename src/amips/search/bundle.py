@@ -3,7 +3,7 @@
     bundle/
       manifest.json            what is here: versions, sizes, SHA-256, fingerprint, operating points
       data-<id>/
-        index.faiss [, keys.npy] [, labels.npy] [, model.json, model.safetensors]
+        index.faiss [, keys.npy] [, second.npy] [, labels.npy] [, model.json, model.safetensors]
 
 A new version is written into a data directory of its own, and then the manifest is replaced by one
 rename. Before that moment the old bundle is whole, after it the new one is; what is left over of the
@@ -24,7 +24,7 @@ from amips import version
 from amips.errors import BundleError, RunError
 from amips.files import fsync_directory, locked, read_json, read_manifest, write_manifest
 from amips.index import FaissIVF
-from amips.index.faiss_ivf import BESIDE, INDEX, read_array
+from amips.index.faiss_ivf import BESIDE, INDEX, SECOND, read_array
 from amips.nets import load_model
 from amips.nets.model import DESCRIPTION, WEIGHTS
 from amips.route import check_fits
@@ -151,7 +151,7 @@ def _read(path: Path, keys: Any, mmap: bool, verify: bool) -> Searcher:
     for needed in [INDEX, *BESIDE.get(storage, [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
-    engine = FaissIVF.load(data, storage, mmap)
+    engine = FaissIVF.load(data, storage, mmap, SECOND in listed)
     found = (engine.n, engine.d, len(engine.sizes))
     if found != (n, d, c):
         raise BundleError(

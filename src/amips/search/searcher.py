@@ -97,6 +97,11 @@ class Searcher:
         """The cell of each key, [n]."""
         return self.engine.assignment
 
+    @property
+    def spilled(self) -> int:
+        """How many keys are in a second cell, too."""
+        return 0 if self.engine.second is None else int((self.engine.second >= 0).sum())
+
     def search(
         self,
         x: Any,
@@ -247,6 +252,8 @@ class Searcher:
 
     def __repr__(self) -> str:
         return (
-            f"<Searcher: {self.n:,} keys, d = {self.d}, {self.c:,} cells ({self.engine.storage}), "
+            f"<Searcher: {self.n:,} keys, d = {self.d}, {self.c:,} cells ({self.engine.storage}"
+            + (f", {self.spilled:,} keys in two" if self.spilled else "")
+            + "), "
             f"routed by {self.router.name}>"
         )

@@ -1,0 +1,300 @@
+"""Keys in a second cell: found in either, returned once, chosen where training queries miss them."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import amips
+from amips.bench.systems import System
+from amips.cells import Cells, moved
+from amips.cli import cli
+from amips.index import FaissIVF, faiss_ivf
+from amips.lean import learn
+from amips.route import CentroidRouter
+from amips.search.build import measure_shares, routed
+from amips.search.expected import Routed
+from amips.search.spill import second_cells
+from amips.vectors import open_vectors
+from conftest import make_world
+
+N, D, C, R = 700, 16, 9, 12
+STORAGES = ("flat", "sq8", "pq", "lean")
+
+
+class World:
+    """Keys in cells that have nothing to do with where the keys are, a third of them in two."""
+
+    def __init__(self, storage, whole=False):
+        rng = np.random.default_rng(5)
+        draw = (lambda *s: rng.integers(-2, 3, s)) if whole else (lambda *s: rng.standard_normal(s))
+        self.keys, self.x = draw(N, D).astype(np.float32), draw(40, D).astype(np.float32)
+        self.assignment = rng.integers(0, C, N)
+        self.second = np.where(rng.random(N) < 1 / 3, (self.assignment + rng.integers(1, C, N)) % C, -1)
+        self.second = self.second.astype(np.int32)
+        self.centroids = rng.standard_normal((C, D)).astype(np.float32)
+        self.cells = np.argsort(rng.random((40, C)), axis=1)
+        keys = open_vectors(self.keys)
+        projection = learn(keys, open_vectors(self.x), R) if storage == "lean" else None
+        parts = (self.assignment, self.centroids, storage, projection, self.second)
+        self.engine = FaissIVF.build(keys, *parts)
+
+    def there(self, cells):
+        """Which keys are in these cells, [m, n]."""
+        first = (self.assignment[:, None] == cells[:, None, :]).any(axis=2)
+        return first | (self.second[:, None] == cells[:, None, :]).any(axis=2)
+
+    def brute(self, cells, k):
+        scores = np.where(self.there(cells), self.x[: len(cells)] @ self.keys.T, -np.inf)
+        order = np.lexsort((np.broadcast_to(np.arange(N), scores.shape), -scores), axis=1)[:, :k]
+        best = np.take_along_axis(scores, order, axis=1)
+        return best, np.where(np.isneginf(best), -1, order)
+
+
+@pytest.fixture(scope="module", params=STORAGES)
+def made(request):
+    return World(request.param)
+
+
+def test_what_it_holds(made):
+    e = made.engine
+    assert (e.n, e.d) == (N, D)
+    sizes = np.bincount(made.assignment, minlength=C)
+    np.testing.assert_array_equal(e.sizes, sizes + np.bincount(made.second[made.second >= 0], minlength=C))
+    np.testing.assert_array_equal(e.assignment, made.assignment)
+    assert e.sizes.sum() > N
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("m", [1, 3, 40])
+@pytest.mark.parametrize("probes", [1, 2, 5, C])
+@pytest.mark.parametrize("k", [1, 10, 300])
+def test_flat_is_brute_force(whole, m, probes, k):
+    """By FAISS and by product; whole numbers tie everywhere."""
+    world = World("flat", whole)
+    cells = world.cells[:m, :probes]
+    scores, ids = world.engine.scan(world.x[:m], cells, k)
+    best, expected = world.brute(cells, k)
+    np.testing.assert_allclose(scores, best, atol=1e-5)
+    np.testing.assert_array_equal(ids, expected)
+
+
+@pytest.mark.parametrize("m", [1, 40])
+def test_no_key_twice_and_true_scores(made, m):
+    for k in (1, 10, 500):
+        cells = made.cells[:m, :6]
+        scores, ids = made.engine.scan(made.x[:m], cells, k)
+        true = made.x[:m] @ made.keys.T
+        for row in range(m):
+            found = ids[row][ids[row] >= 0]
+            assert len(set(found)) == len(found) >= min(k, made.there(cells)[row].sum()) * 0.99
+            assert made.there(cells)[row, found].all()
+            np.testing.assert_allclose(scores[row, : len(found)], true[row, found], atol=1e-4)
+        if k == 10:
+            assert (ids[:, :, None] == made.brute(cells, k)[1][:, None, :]).any(axis=2).mean() > 0.97
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_round_trip(made, tmp_path, mmap):
+    files = made.engine.save(tmp_path)
+    assert faiss_ivf.SECOND in files
+    back = FaissIVF.load(tmp_path, made.engine.storage, mmap, spilled=True)
+    np.testing.assert_array_equal(back.second, made.second)
+    np.testing.assert_array_equal(back.assignment, made.assignment)
+    for m in (1, 40):
+        expected, got = (e.scan(made.x[:m], made.cells[:m, :4], 10) for e in (made.engine, back))
+        np.testing.assert_array_equal(got[1], expected[1])
+
+
+@pytest.mark.parametrize("damage", ["short", "range", "type", "count", "garbage", "missing"])
+def test_damaged_second_cells(tmp_path, damage):
+    world = World("lean")
+    world.engine.save(tmp_path)
+    path = tmp_path / faiss_ivf.SECOND
+    second = world.second.copy()
+    if damage == "short":
+        second = second[:-1]
+    elif damage == "range":
+        second[second >= 0] = C
+    elif damage == "count":
+        second[np.flatnonzero(second >= 0)[0]] = -1
+    np.save(path, second.astype(np.float32) if damage == "type" else second)
+    if damage == "garbage":
+        path.write_bytes(b"no array")
+    elif damage == "missing":
+        path.unlink()
+    with pytest.raises(amips.BundleError, match=r"second\.npy"):
+        FaissIVF.load(tmp_path, "lean", False, spilled=True)
+
+
+class TestExpected:
+    """What follows from the cells alone is what a search finds."""
+
+    def test_by_hand(self):
+        scores = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
+        seen = Routed(scores, np.array([[2, 3]]), np.full(4, 5), 1.0, np.array([[1, -1]]))
+        np.testing.assert_array_equal(seen.by_probes(1).found, [[False, False]])
+        np.testing.assert_array_equal(seen.by_probes(2).found, [[True, False]])
+        assert seen.probes_for(0.5) == 2
+        shares = np.exp(scores[0]) / np.exp(scores[0]).sum()
+        np.testing.assert_array_equal(seen.by_share(shares[1] * 0.99).found, [[True, False]])
+        np.testing.assert_array_equal(seen.by_share(shares[1] * 1.01).found, [[False, False]])
+        assert seen.share_for(0.5) == pytest.approx(shares[1], rel=1e-5)
+        assert seen.share_for(1.0) == pytest.approx(shares[3], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """Queries come from elsewhere than the keys: cells lose some."""
+    keys, queries = make_world(3000, 6000, 16, seed=3)
+    out = tmp_path_factory.mktemp("spill") / "task"
+    return amips.label(keys, queries, cells=60, copies=0, val=600, test=600, out=out, cell_targets=False)
+
+
+@pytest.fixture(scope="module")
+def second(task):
+    return second_cells(task, CentroidRouter(task.cells.centroids), 0.1)
+
+
+def test_second_cells_are_those_that_save_most(task, second):
+    """Against plain loops over the log."""
+    cells, router = task.cells, CentroidRouter(task.cells.centroids)
+    searcher = amips.build(task, None)
+    seen = routed(searcher, task.val)
+    bound = seen.share_for(0.95)
+    saves = np.zeros((task.n, cells.count), int)
+    x, top = np.asarray(task.train.queries), np.asarray(task.train.top_ids)[:, :10]
+    chances = np.exp((router.scores(x) - router.scores(x).max(axis=1, keepdims=True)) / seen.temperature)
+    chances /= chances.sum(axis=1, keepdims=True)
+    for row, wanted in zip(chances, top, strict=True):
+        taken = row >= bound
+        taken[row.argmax()] = True
+        for key in wanted:
+            if not taken[cells.assignment[key]]:
+                saves[key] += taken
+    often = saves.max(axis=1)
+    has = second >= 0
+    assert 0 < has.sum() <= round(0.1 * task.n)
+    np.testing.assert_array_equal(second[has], saves.argmax(axis=1)[has])
+    assert often[has].min() >= max(2, often[~has].max())
+    assert (second[has] != cells.assignment[has]).all()
+
+
+def test_it_saves_keys_on_held_out_queries(task):
+    plain, spilled = amips.build(task, None), amips.build(task, None, spill=0.1)
+    assert (plain.spilled, spilled.spilled) == (0, (spilled.engine.second >= 0).sum())
+    assert "keys in two" in repr(spilled)
+    costs = []
+    for searcher in (plain, spilled):
+        seen = routed(searcher, task.test)
+        costs.append(seen.by_share(seen.share_for(0.95)).scanned.mean())
+    assert costs[1] < 0.95 * costs[0]
+
+
+@pytest.mark.parametrize("storage", ["flat", "lean"])
+def test_points_are_those_of_a_search(task, storage):
+    searcher = amips.build(task, None, spill=0.1, storage=storage)
+    point = measure_shares(searcher, task.test)[8]
+    x, true = np.asarray(task.test.queries), np.asarray(task.test.top_ids)[:, :10]
+    ids = searcher.search(x, share=point.share)[1]
+    assert (true[:, :, None] == ids[:, None, :]).any(axis=2).mean() == pytest.approx(point.recall10, abs=1e-9)
+    cost = searcher.cost(x, share=point.share)
+    assert cost.scanned.mean() / task.n == pytest.approx(point.scanned)
+
+
+def test_a_bundle_with_spilled_keys(task, tmp_path):
+    made = amips.build(task, None, spill=0.1, out=tmp_path / "b")
+    back = amips.load(tmp_path / "b")
+    assert back.spilled == made.spilled > 0
+    np.testing.assert_array_equal(back.search(task.test.queries[:50], recall=0.95)[1][:, 0] >= 0, True)
+    out = CliRunner().invoke(cli, ["info", str(tmp_path / "b")]).output
+    (line,) = [row for row in out.splitlines() if row.startswith("keys in a second cell")]
+    assert line.split()[-1] == f"{made.spilled:,}"
+    # A file that the manifest does not list is not read; one that it lists is checked.
+    (data,) = (tmp_path / "b").glob("data-*")
+    (data / faiss_ivf.SECOND).unlink()
+    with pytest.raises(amips.BundleError, match=r"second\.npy"):
+        amips.load(tmp_path / "b")
+
+
+def test_second_cells_of_ones_own(task):
+    second = np.full(task.n, -1, np.int32)
+    second[:100] = (task.cells.assignment[:100] + 1) % task.c
+    made = amips.build(task, None, spill=second)
+    np.testing.assert_array_equal(made.engine.second, second)
+    assert made.spilled == 100
+
+
+@pytest.mark.parametrize(
+    ("spill", "message"),
+    [
+        (1.5, "a share of the keys"),
+        (-0.1, "a share of the keys"),
+        (float("nan"), "a share of the keys"),
+        (np.zeros(3, np.int32), "for each of the 3000 keys"),
+        (np.zeros(3000, np.float32), "a whole number"),
+        (np.full(3000, 60), "cells from 0 to 59"),
+        (np.full(3000, -2), "cells from 0 to 59"),
+        (None, "the same cell twice"),
+    ],
+)
+def test_what_cannot_be(task, spill, message):
+    with pytest.raises(amips.AmipsError, match=message):
+        amips.build(task, None, spill=task.cells.assignment if spill is None else spill)
+
+
+def test_the_command(task, tmp_path):
+    out = CliRunner().invoke(cli, ["build", str(task.path), "--out", str(tmp_path / "b"), "--spill", "0.05"])
+    assert out.exit_code == 0, out.output
+    assert " keys in two), routed by centroid" in out.output
+    wrong = CliRunner().invoke(cli, ["build", str(task.path), "--out", str(tmp_path / "c"), "--spill", "7"])
+    assert isinstance(wrong.exception, amips.AmipsError)
+    assert not (tmp_path / "c").exists()
+
+
+def test_systems_of_the_bench():
+    system = System(cells=10, spill=0.1)
+    assert system.role == "contender"
+    assert "10% spilled" in system.family
+    assert system.slug != System(cells=10).slug
+    for wrong in ({"spill": 2.0, "cells": 10}, {"spill": 0.1, "engine": "hnsw"}):
+        with pytest.raises(amips.AmipsError, match="spill"):
+            System(**wrong)
+
+
+class TestMoved:
+    def test_by_hand(self):
+        """Two cells on a line; one key lies in the wrong one, and one that would gain less finds no room."""
+        keys = np.array([[1.0, 0], [0.9, 0.1], [0.8, 0.3], [0, 1.0]], np.float32)
+        cells = Cells(np.array([0, 1, 1, 1], np.int32), np.eye(2, dtype=np.float32))
+        queries, top = np.array([[0.0, 1.0]], np.float32), np.array([[3]])
+        router = lambda x: x @ np.eye(2, dtype=np.float32)  # noqa: E731
+        made = moved(cells, keys, queries, top, router, strength=1.0, limit=1.0)
+        np.testing.assert_array_equal(made.assignment, [0, 0, 1, 1])
+        made = moved(cells, keys, queries, top, router, strength=1.0, limit=1.5)
+        np.testing.assert_array_equal(made.assignment, [0, 0, 0, 1])
+
+    def test_queries_decide(self):
+        """A key between two cells goes where the query is that wants it."""
+        keys = np.array([[1.0, 0], [0.7, 0.71], [0, 1.0], [0, 1.0]], np.float32)
+        cells = Cells(np.array([0, 1, 1, 1], np.int32), np.eye(2, dtype=np.float32))
+        router = lambda x: x @ np.eye(2, dtype=np.float32)  # noqa: E731
+        for query, expected in (([1.0, 0.0], 0), ([0.0, 1.0], 1)):
+            made = moved(cells, keys, np.array([query], np.float32), np.array([[1]]), router, limit=2.0)
+            assert made.assignment[1] == expected
+
+    def test_the_limit_and_the_blocks(self, task, monkeypatch):
+        queries, top = task.path / "train" / "queries.npy", np.asarray(task.train.top_ids)[:, :10]
+        router = CentroidRouter(task.cells.centroids[::-1].copy())  # sends every query elsewhere
+        parts = (task.cells, task.path / "keys.npy", queries, top, router.scores)
+        made = moved(*parts, limit=1.2)
+        assert (made.assignment != task.cells.assignment).sum() > 100
+        assert made.sizes.sum() == task.n
+        assert made.sizes.max() <= max(int(1.2 * task.n / task.c), task.cells.sizes.max())
+        monkeypatch.setattr("amips.cells.moving.BLOCK_BYTES", 1 << 12)
+        np.testing.assert_array_equal(moved(*parts, limit=1.2).assignment, made.assignment)
+
+    def test_refused(self, task):
+        parts = (task.cells, task.path / "keys.npy", task.val.queries, task.val.top_ids, None)
+        for limit in (0.5, float("nan"), float("inf")):
+            with pytest.raises(amips.VectorError, match="limit"):
+                moved(*parts, limit=limit)
