@@ -117,6 +117,31 @@ def test_compare_counts_the_probes_until_all_true_keys_are_seen(made):
         assert effort.scanned == searcher.cost(x, effort.probes).scanned[0]
 
 
+def test_compare_knows_the_true_keys_of_codes_and_second_cells(made):
+    asker = Asker(made / "bundle")
+    question = "eigenvalues of a matrix"
+    x, keys = Words().encode([question]), np.load(made / "vectors" / "keys.npy")
+    true = np.argsort(-(keys @ x[0]), kind="stable")[:3]
+    task = amips.Task(made / "task")
+    second = ((task.cells.assignment + 1) % task.c).astype(np.int32)
+    coded = amips.build(task, None, storage="lean", lean=8, spill=second)
+    asker.index = replace(coded, engine=replace(coded.engine, refine=1))  # finds 3 candidates, often wrong
+    (effort,) = asker.compare(question, k=3)
+    order = asker.index.route(x, task.c)[0]
+    for probes, all_seen in ((effort.probes, True), (effort.probes - 1, False)):
+        there = np.isin(task.cells.assignment[true], order[:probes]) | np.isin(second[true], order[:probes])
+        assert there.all() == all_seen
+
+
+def test_a_recall_out_of_reach_is_said_in_a_line(made, monkeypatch):
+    low = replace(amips.load(made / "bundle"), points=[amips.Point(1, 0.5, 0.5, 0.1, 1.0)])
+    monkeypatch.setattr(module, "load", lambda path: low)
+    done = CliRunner().invoke(cli, ["ask", str(made / "bundle"), "read a csv file"])
+    assert done.exit_code == 0
+    assert done.stderr.startswith("warning: recall 0.95 is out of reach")
+    assert done.stderr.count("\n") == 1
+
+
 def test_texts_of_other_keys_are_refused(made, tmp_path):
     other = embed(made / "queries.txt", encoder=Words(), out=tmp_path / "other")
     with pytest.raises(BundleError, match="does not hold the keys"):

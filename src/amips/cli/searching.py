@@ -1,7 +1,6 @@
 """build, search, ask, info: bundles."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import click
 import numpy as np
 
 import amips
-from amips.cli.shared import cli, path, points_table, read_ids
+from amips.cli.shared import cli, path, plain_warnings, points_table, read_ids
 from amips.table import table
 
 
@@ -81,11 +80,8 @@ def search(bundle: Path, queries: str, out: Path | None, mmap: bool, skip_bad: b
             raise amips.VectorError(f"{problem}, or pass --skip-bad") from None
     if out is not None and not out.parent.is_dir():
         raise amips.AmipsError(f"{out.parent} is not a directory: {out} cannot be written")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", UserWarning)
+    with plain_warnings():
         parts = [index.search(block, **options) for _, block in found.blocks()]
-    for text in dict.fromkeys(str(warning.message) for warning in said):
-        click.echo(f"warning: {text}", err=True)
     scores, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
     if out is not None:
         with out.open("wb") as f:
@@ -113,7 +109,8 @@ def ask(bundle: Path, question: str, k: int, compare: bool, **budget: Any) -> No
     from amips.text import Asker
 
     asker = Asker(bundle)
-    answer = asker.ask(question, k, **budget)
+    with plain_warnings():
+        answer = asker.ask(question, k, **budget)
     for place, hit in enumerate(answer.hits, 1):
         body = " ".join(hit.text.text.split())
         click.echo(f"{place}. {hit.score:.3f}  {hit.text.title or hit.text.id}")

@@ -1,5 +1,8 @@
 """What the commands share: the group, ways to read an option, tables for a person."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,16 @@ def read_ids(path: Path) -> Any:
         return path.read_text("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
         raise amips.AmipsError(f"{path} is not UTF-8 text with one id a line") from None
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """What is warned of meanwhile is said in a line each, and once."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in said):
+        click.echo(f"warning: {text}", err=True)
 
 
 def points_table(points: list[amips.Point]) -> str:

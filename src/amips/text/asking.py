@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amips import exact
 from amips.errors import AmipsError, BundleError
 from amips.files import read_manifest, write_manifest
 from amips.search import Searcher, load
+from amips.search.expected import Routed
 from amips.search.inputs import checked_k
 from amips.text.embedding import Embedded
 from amips.text.encoders import Encoder, open_encoder
@@ -128,12 +130,13 @@ class Asker:
     def compare(self, question: str, k: int = 5) -> list[Effort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
         x = self._encoded(question)
-        plain = Searcher(self.index.engine, None)
-        best = plain.search(x, k, plain.c)[1][0]
-        wanted = self.index.cells[best[best >= 0]]
-        efforts = [_effort(plain, x, wanted)]
+        plain, keys = Searcher(self.index.engine, None), getattr(self.index.engine, "keys", None)
+        # Codes find candidates only; the true best keys are found among the keys themselves.
+        found = plain.search(x, k, plain.c) if keys is None else exact.top_k(keys, x, min(k, self.index.n))
+        best = found[1][0][found[1][0] >= 0]
+        efforts = [_effort(plain, x, best)]
         if self.index.model is not None:
-            efforts.append(_effort(Searcher(self.index.engine, self.index.model), x, wanted))
+            efforts.append(_effort(Searcher(self.index.engine, self.index.model), x, best))
         return efforts
 
     def _encoded(self, question: str) -> Floats:
@@ -142,9 +145,8 @@ class Asker:
         return self.encoder.encode([question])
 
 
-def _effort(searcher: Searcher, x: Floats, wanted: NDArray[np.integer[Any]]) -> Effort:
-    order = searcher.route(x, searcher.c)[0]
-    place = np.empty(searcher.c, np.int64)
-    place[order] = np.arange(searcher.c)
-    probes = int(place[wanted].max(initial=0)) + 1
-    return Effort(searcher.router.name, probes, int(searcher.engine.sizes[order[:probes]].sum()))
+def _effort(searcher: Searcher, x: Floats, best: NDArray[np.integer[Any]]) -> Effort:
+    engine = searcher.engine
+    seen = Routed.by(searcher.router, x, best[None], engine.assignment, engine.sizes, second=engine.second)
+    probes = seen.probes_for(1.0) if best.size else 1
+    return Effort(searcher.router.name, probes, int(seen.by_probes(probes).scanned[0]))
