@@ -156,12 +156,11 @@ def test_the_page_says_whether_early_stops_gain(stopping, task, tmp_path, monkey
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + len(printed)
     costs = {row[0]: [float(cell.rstrip("%")) for cell in row[1:]] for row in rows[2:]}
-    names = [name for name in costs if "10th score" in name or name.startswith("...")]
-    assert len(names) == 4
+    stops = {name: cost for name, cost in costs.items() if "10th score so far" in name}
+    assert len(stops) == 4
     base = next(costs[name] for name in costs if name.startswith("the recipe"))
-    ratio = min(costs[name][0] for name in names if name.startswith("stop")) / base[0]
-    said = next(
-        line for line in text.splitlines() if line.startswith("- A stop by the 10th score so far alone")
-    )
-    assert float(said.split(": ")[1].split(" times")[0]) == pytest.approx(ratio, abs=0.02)
-    assert ("gains over" in said) == (ratio < 0.995)
+    for name, (cost, _) in stops.items():
+        said = text.split(f"- {name}, against the share bound alone: ")[1].split(", ")[0]
+        ratio = float(said.split("(")[1].split(" times")[0])
+        assert ratio == pytest.approx(cost / base[0], abs=0.01)
+        assert said.startswith("gain" if ratio < 0.98 else "loss" if ratio > 1.02 else "about the same")
