@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 from amips.bench.machine import describe
+from amips.table import markdown
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -17,12 +18,9 @@ def ratio(times: dict[str, list[float]], flops: dict[str, float], name: str, bas
 
 def write(name: str, title: str, command: str, head: list[str], rows: list[list[str]], raw: object) -> None:
     """Print a Markdown table and store it beside the raw figures."""
-    lines = [f"# {title}", "", f"`{command}`", ""]
-    lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
     machine = describe()
-    lines += ["", ", ".join(f"{k} {v}" for k, v in machine.items()) + ".", ""]
-    text = "\n".join(lines)
+    about = ", ".join(f"{k} {v}" for k, v in machine.items())
+    text = f"# {title}\n\n`{command}`\n\n{markdown(head, rows)}\n\n{about}.\n"
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(text)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 import amips
 from amips.bench.machine import describe
 from amips.bench.studies.lab import find
-from amips.bench.summary import Table
 from amips.cells import Cells, kmeans
 from amips.index import FaissIVF
 from amips.search import Searcher, recalls
 from amips.search.points import ladder
+from amips.table import markdown
 from amips.task import Split, Task
 from amips.vectors import open_vectors
 
@@ -168,7 +168,7 @@ def main() -> None:
         "pseudo-queries (another encoder, other texts). The stand-ins are made of vectors: they are not "
         "sentences, so this is not a measurement of pseudo-queries."
     )
-    text = Table("", head, rows, note).markdown()
+    text = f"{markdown(head, rows)}\n\n{note}"
     machine = ", ".join(f"{name} {value}" for name, value in describe().items())
     title = "# Trained on stand-ins, tested on real queries"
     o.out.write_text(f"{title}\n\n`python benchmarks/no_log.py DATA --out FILE`\n\n{text}\n\n{machine}.\n")

@@ -15,19 +15,29 @@ import numpy as np
 
 import amips
 from amips.lean import ROUTE_SHARE, rank_for
+from amips.nets.spec import SIZES
 from amips.route import router_for
 from amips.search.expected import Routed
+from amips.table import markdown
 from amips.task import Split, Task
 
 RECALLS = (0.80, 0.90, 0.95, 0.98)
+KEYS_BATCH = 512  # of networks that predict c keys for each query: they and their targets are held in memory
 
 
-def routers(d: int) -> dict[str, tuple[object, amips.Recipe]]:
-    """Networks and recipes by name; None is centroid routing."""
+def routers(n: int, d: int, c: int) -> dict[str, tuple[object, amips.Recipe]]:
+    """Networks and recipes by name.
+
+    A KeyNet with a key for each cell has c d outputs, which the rule that gives a size its width leaves out:
+    at 128 cells its head alone makes it tens of times as dear as its size says. So it is also there with the
+    width at which the head alone costs what the size says.
+    """
     routing = amips.Recipe(route_top=10)
     both = amips.Recipe(route=0.1, route_top=10)
     listed = amips.Recipe(route_top=10, listwise=0.5)
     rank = rank_for(d, ROUTE_SHARE)
+    width = max(1, round(SIZES["XS"] * n / c))
+    keys, keys_both = amips.Recipe(batch=KEYS_BATCH), amips.Recipe(route=0.1, route_top=10, batch=KEYS_BATCH)
     return {
         "linear": (amips.Linear(), routing),
         "linear, half of the loss listwise": (amips.Linear(), listed),
@@ -38,6 +48,15 @@ def routers(d: int) -> dict[str, tuple[object, amips.Recipe]]:
         "SupportNet XS, with the routing loss": (amips.SupportNet("XS"), both),
         "KeyNet XS, one key, the paper's losses": (amips.KeyNet("XS", mapper=True), amips.Recipe()),
         "KeyNet XS, one key, trained through the centroids": (amips.KeyNet("XS", mapper=True), both),
+        "KeyNet XS, a key for each cell, the paper's losses": (amips.KeyNet("XS"), keys),
+        f"KeyNet of width {width}, a key for each cell, the paper's losses": (
+            amips.KeyNet(width=width),
+            keys,
+        ),
+        f"KeyNet of width {width}, a key for each cell, with the routing loss": (
+            amips.KeyNet(width=width),
+            keys_both,
+        ),
     }
 
 
@@ -61,7 +80,7 @@ def main() -> None:
     full = 2 * task.n * task.d
     rows = []
     trained = {"centroid": None}
-    for name, (network, recipe) in routers(task.d).items():
+    for name, (network, recipe) in routers(task.n, task.d, task.c).items():
         out = o.out / name.replace(" ", "-").replace(",", "").replace("'", "")
         resume = (out / "config.json").exists()
         trained[name] = amips.train(  # type: ignore[assignment]
@@ -85,17 +104,14 @@ def main() -> None:
         samples = "-" if model is None else f"{model.about['samples'] / 1e6:.1f} M"  # type: ignore[attr-defined]
         rows.append([name, f"{router.flops / full:.2%}", samples, *cells])
     head = ["router", "its own FLOPs", "samples", *(f"recall@10 {r:.2f}" for r in RECALLS)]
-    lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
-    text = "\n".join(
+    text = "\n\n".join(
         [
             "# Every router on the same cells",
-            "",
             f"`python benchmarks/routers.py TASK --out RUNS --minutes {o.minutes}`; {task.n:,} keys, "
             f"d = {task.d}, {task.c:,} cells, {len(task.train):,} training queries, {len(task.test):,} test "
             "queries. FLOPs of router and scan as a share of a full scan; the bound is chosen on val for the "
             "recall above, and the recall it has on test is in brackets.",
-            "",
-            *lines,
+            markdown(head, rows),
         ]
     )
     print(text)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from stopping import Walk
 
 import amips
 from amips import exact
@@ -22,6 +23,7 @@ from amips.files import write_manifest
 from amips.lean import ROUTE_SHARE, rank_for
 from amips.nets import Model
 from amips.search.expected import Routed
+from amips.table import markdown
 from amips.task import Task
 from amips.task.store import MANIFEST, task_files
 from amips.vectors import Floats, open_vectors
@@ -30,6 +32,8 @@ RECALLS = (0.90, 0.95)
 SEED = 0
 EXTRA = 50_000  # rows that more training signal adds
 ROUNDS = 30  # of prices that keep moved keys balanced
+SAME = 0.02  # costs that differ by less are the same: so much comes with the choice of the queries
+WALKED = 2_000  # val queries at most for which early stops are simulated
 
 
 class Trials:
@@ -92,6 +96,14 @@ class Trials:
             made.append(f"{(model.architecture.score_flops + scan) / (2 * task.d * n):.2%}")
         return made
 
+    def walk(self, model: Model, cells: Cells) -> Walk:
+        """Some val queries on their way through the cells."""
+        val = self.task.val
+        rows = np.random.default_rng(SEED).permutation(len(val))[:WALKED]
+        x, wanted = np.asarray(val.queries)[rows], cells.assignment[np.asarray(val.top_ids)[rows, :10]]
+        seen = Routed(model.scores(x), wanted, cells.sizes)
+        return Walk(np.asarray(self.task.keys), x, cells, seen, model.architecture.score_flops)
+
     def moved(self, model: Model, cells: Cells) -> Cells:
         """Each key in the cell that the router prefers for its queries, at prices that keep cells even."""
         fits, price = self.fit_of_keys(model), np.zeros(cells.count, np.float32)
@@ -145,6 +157,30 @@ def signals(trials: Trials) -> dict[str, Callable[[], tuple[Floats, NDArray[np.i
     }
 
 
+def early_stops(walk: Walk) -> tuple[dict[str, list[float]], list[str]]:
+    """FLOPs with stops by the k-th best score so far, by name; and what they say beside the share bound."""
+    base = walk.by_share(RECALLS)
+    guesses = {
+        "estimates from the router's scores": walk.estimate(products=False),
+        "estimates from these and the centroids": walk.estimate(products=True),
+    }
+    alone = {f"stop by the 10th score so far, {how}": walk.stopped(e, RECALLS) for how, e in guesses.items()}
+    beside = {
+        f"share bound and 10th score so far, {how}": walk.both(e, RECALLS) for how, e in guesses.items()
+    }
+    oracle = {"an oracle stops when all of the top 10 are found: recall 1.00": [walk.oracle()] * len(RECALLS)}
+    sentences = []
+    for name, costs in (alone | beside).items():
+        ratios = [cost / share for cost, share in zip(costs, base, strict=True)]
+        told = [
+            f"{'gain' if r < 1 - SAME else 'loss' if r > 1 + SAME else 'about the same'} at recall@10 "
+            f"{recall:.2f} ({r:.2f} times its FLOPs)"
+            for r, recall in zip(ratios, RECALLS, strict=True)
+        ]
+        sentences.append(f"{name}, against the share bound alone: {', '.join(told)}.")
+    return alone | beside | oracle, sentences
+
+
 def main() -> None:
     """Try, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -177,19 +213,31 @@ def main() -> None:
     )
     for share in (0.1, 0.5, 1.0):
         tell(f"{share:.0%} of the keys in a second cell, too", t.spilled(base, cells, share))
+    walk = t.walk(base, cells)
+    stops, sentences = early_stops(walk)
+    for name, costs in stops.items():
+        tell(name, [f"{cost:.2%}" for cost in costs])
     for name, make in signals(t).items():
         more = t.with_more(name.replace(" ", "-"), *make())
         tell(
             f"{EXTRA:,} more rows: {name}", t.costs(t.train(f"more {name}", cells, t.rank, task=more), cells)
         )
     head = ["", *(f"recall@10 {recall:.2f}" for recall in RECALLS)]
-    lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
     about = (
         f"`python benchmarks/tried.py TASK --out RUNS --samples {o.samples}`; {task.n:,} keys, d = {task.d}, "
         f"{t.count:,} cells, {len(task.train):,} training queries, {len(task.val):,} val queries. FLOPs of "
         "router and scan, float32 keys, as many probes as each query needs, as a share of a full scan."
     )
-    o.write.write_text("\n".join(["# What else was tried", "", about, "", *lines, ""]))
+    about_stops = (
+        f"Early stops are simulated on {len(walk.best):,} val queries. What a cell can hold is estimated by "
+        "least squares, fitted on one half of them and used on the other; products with centroids are "
+        "counted for the cells that are asked about. How sure to be is chosen on val, as the share bound is. "
+        "Estimates from the router's scores add nothing but the 10th score so far; those from the centroids "
+        "also know something that the router does not."
+    )
+    said = "\n".join(f"- {sentence}" for sentence in sentences)
+    parts = ["# What else was tried", about, markdown(head, rows), about_stops, said]
+    o.write.write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plain text tables for people."""
+"""Tables for people: plain text and Markdown."""
 
 from collections.abc import Sequence
 
@@ -15,3 +15,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(head), "  ".join("-" * w for w in widths), *map(line, rows)])
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same in Markdown; a `|` in a cell is escaped."""
+
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+    return "\n".join([line(head), "|" + " --- |" * len(head), *map(line, rows)])

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from amips.errors import ResultsError
 from amips.files import read_json, write_json
+from amips.table import markdown
 
 SUMMARY = "summary.json"
 FORMAT = 1
@@ -79,13 +80,8 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """As a Markdown table with its note; a `|` in a cell is escaped."""
-
-        def line(cells: list[str]) -> str:
-            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-        lines = [line(self.head), "|" + " --- |" * len(self.head), *map(line, self.rows)]
-        return "\n".join([*lines, *(["", self.note] if self.note else [])])
+        """As a Markdown table with its note."""
+        return "\n\n".join([markdown(self.head, self.rows), *([self.note] if self.note else [])])
 
 
 @dataclass(frozen=True)
