@@ -18,11 +18,14 @@ from stopping import Walk
 
 import amips
 from amips import exact
-from amips.cells import STRENGTH, Cells, query_aware, wanted_by
+from amips.cells import STRENGTH, Cells, moved, query_aware, wanted_by
 from amips.files import write_manifest
+from amips.fit.partitions import flops_at
 from amips.lean import ROUTE_SHARE, rank_for
 from amips.nets import Model
+from amips.route import router_for
 from amips.search.expected import Routed
+from amips.search.spill import second_cells
 from amips.table import markdown
 from amips.task import Task
 from amips.task.store import MANIFEST, task_files
@@ -31,7 +34,7 @@ from amips.vectors import Floats, open_vectors
 RECALLS = (0.90, 0.95)
 SEED = 0
 EXTRA = 50_000  # rows that more training signal adds
-ROUNDS = 30  # of prices that keep moved keys balanced
+SOAR_WEIGHT = 1.0  # of the part of a residual that is parallel to the first one
 SAME = 0.02  # costs that differ by less are the same: so much comes with the choice of the queries
 WALKED = 2_000  # val queries at most for which early stops are simulated
 
@@ -64,37 +67,42 @@ class Trials:
             evaluations=1,
         )
 
-    def costs(self, model: Model, cells: Cells) -> list[str]:
+    def costs(self, model: Model, cells: Cells, second: NDArray[np.int32] | None = None) -> list[str]:
         """FLOPs at each recall."""
-        val = self.task.val
-        wanted = cells.assignment[np.asarray(val.top_ids)[:, :10]]
-        seen = Routed(model.scores(np.asarray(val.queries)), wanted, cells.sizes)
-        per_key, full = 2 * self.task.d, 2 * self.task.d * self.task.n
-        scans = [seen.by_share(seen.share_for(recall)).scanned.mean() * per_key for recall in RECALLS]
-        return [f"{(model.architecture.score_flops + scan) / full:.2%}" for scan in scans]
+        task = self.task.with_cells(cells)
+        costs = [flops_at(task, model, recall, second) / (2 * task.d * task.n) for recall in RECALLS]
+        return [f"{cost:.2%}" for cost in costs]
 
-    def spilled(self, model: Model, cells: Cells, share: float) -> list[str]:
-        """The same with this share of the keys in a second cell, too: the one that they fit next best."""
-        n, task = self.task.n, self.task
-        fits = self.fit_of_keys(model)
-        own = fits[np.arange(n), cells.assignment].copy()
-        fits[np.arange(n), cells.assignment] = -np.inf
-        second, margin = fits.argmax(axis=1), own - fits.max(axis=1)
-        twice = margin <= np.quantile(margin, share)
-        sizes = cells.sizes + np.bincount(second[twice], minlength=cells.count)
-        true = np.asarray(task.val.top_ids)[:, :10]
-        scores = model.scores(np.asarray(task.val.queries))
-        temperature = Routed(scores, cells.assignment[true], cells.sizes).temperature
-        shares = np.exp((scores - scores.max(axis=1, keepdims=True)) / temperature)
-        shares /= shares.sum(axis=1, keepdims=True)
-        there = [np.take_along_axis(shares, where[true], axis=1) for where in (cells.assignment, second)]
-        best = np.maximum(there[0], np.where(twice[true], there[1], 0)).ravel()
-        made = []
-        for recall in RECALLS:
-            bound = np.quantile(best, 1 - recall)
-            scan = 2 * task.d * ((shares >= bound) @ sizes).mean()
-            made.append(f"{(model.architecture.score_flops + scan) / (2 * task.d * n):.2%}")
-        return made
+    def next_best(self, model: Model, cells: Cells, share: float) -> NDArray[np.int32]:
+        """Second cells for the keys that fit another nearly as well as their own, by the router's scores."""
+        wanted = wanted_by(self.queries, self.top, self.task.n)(0, self.task.n)
+        fits = model.scores(np.ascontiguousarray(self.task.keys + STRENGTH * wanted, np.float32))
+        rows = np.arange(self.task.n)
+        own = fits[rows, cells.assignment].copy()
+        fits[rows, cells.assignment] = -np.inf
+        margin = own - fits.max(axis=1)
+        return np.where(margin <= np.quantile(margin, share), fits.argmax(axis=1), -1).astype(np.int32)
+
+    def orthogonal(self, cells: Cells) -> NDArray[np.int32]:
+        """A second cell for every key by SOAR's rule: its residual is small and orthogonal to the first.
+
+        With r = y - c the residual of the key's own cell and r' that of another, it is the cell with the
+        smallest ||r'||^2 + w <r, r'>^2 / ||r||^2.
+        """
+        means = np.zeros((cells.count, self.task.d))
+        keys = np.asarray(self.task.keys)
+        np.add.at(means, cells.assignment, keys)
+        means = (means / np.maximum(cells.sizes, 1)[:, None]).astype(np.float32)
+        second = np.empty(self.task.n, np.int32)
+        for low in range(0, self.task.n, 4096):
+            block, own = keys[low : low + 4096], cells.assignment[low : low + 4096]
+            r = block - means[own]
+            apart = (block**2).sum(axis=1)[:, None] - 2 * block @ means.T + (means**2).sum(axis=1)
+            along = (r * block).sum(axis=1)[:, None] - r @ means.T
+            apart += SOAR_WEIGHT * along**2 / np.maximum((r**2).sum(axis=1), 1e-12)[:, None]
+            apart[np.arange(len(block)), own] = np.inf
+            second[low : low + 4096] = apart.argmin(axis=1)
+        return second
 
     def walk(self, model: Model, cells: Cells) -> Walk:
         """Some val queries on their way through the cells."""
@@ -103,20 +111,6 @@ class Trials:
         x, wanted = np.asarray(val.queries)[rows], cells.assignment[np.asarray(val.top_ids)[rows, :10]]
         seen = Routed(model.scores(x), wanted, cells.sizes)
         return Walk(np.asarray(self.task.keys), x, cells, seen, model.architecture.score_flops)
-
-    def moved(self, model: Model, cells: Cells) -> Cells:
-        """Each key in the cell that the router prefers for its queries, at prices that keep cells even."""
-        fits, price = self.fit_of_keys(model), np.zeros(cells.count, np.float32)
-        for _ in range(ROUNDS):
-            chosen = (fits - price).argmax(axis=1)
-            sizes = np.maximum(np.bincount(chosen, minlength=cells.count), 1)
-            price += 0.1 * fits.std() * np.clip(np.log(sizes / sizes.mean()), -1, 1).astype(np.float32)
-        return Cells(chosen.astype(np.int32), cells.centroids)
-
-    def fit_of_keys(self, model: Model) -> Floats:
-        """How the router scores each key, moved towards its queries, [n, c]."""
-        wanted = wanted_by(self.queries, self.top, self.task.n)(0, self.task.n)
-        return model.scores(np.ascontiguousarray(self.task.keys + STRENGTH * wanted, np.float32))
 
     def with_more(self, name: str, x: Floats, top: NDArray[np.integer]) -> Task:  # type: ignore[type-arg]
         """The task with more training rows."""
@@ -206,13 +200,20 @@ def main() -> None:
     for rank in sorted({rank_for(task.d, share) for share in (1 / 6, 1 / 2, 1)}):
         tell(f"rank {rank}", t.costs(t.train(f"rank {rank}", cells, rank), cells))
     tell("trained twice as long", t.costs(t.train("longer", cells, t.rank, 2), cells))
-    moved = t.moved(base, cells)
+    others = moved(cells, task.path / "keys.npy", t.queries, t.top, base.scores)
     tell(
         "keys moved to the cell their queries are sent to, trained again",
-        t.costs(t.train("moved", moved, t.rank), moved),
+        t.costs(t.train("moved", others, t.rank), others),
     )
-    for share in (0.1, 0.5, 1.0):
-        tell(f"{share:.0%} of the keys in a second cell, too", t.spilled(base, cells, share))
+    routed = router_for(base, cells.centroids)
+    for share in (0.02, 0.05, 0.1, 0.2):
+        second = second_cells(task.with_cells(cells), routed, share)
+        name = f"{(second >= 0).mean():.0%} of the keys in a second cell, where training queries miss them"
+        tell(name, t.costs(base, cells, second))
+    for share in (0.1, 1.0):
+        name = f"{share:.0%} of the keys in a second cell, the one that they fit next best"
+        tell(name, t.costs(base, cells, t.next_best(base, cells, share)))
+    tell("all keys in a second cell by SOAR's rule", t.costs(base, cells, t.orthogonal(cells)))
     walk = t.walk(base, cells)
     stops, sentences = early_stops(walk)
     for name, costs in stops.items():
