@@ -49,6 +49,7 @@ from amips.progress import bar
 from amips.search import recalls
 from amips.search.build import routed
 from amips.search.points import shares
+from amips.search.spill import SPILL
 from amips.table import markdown
 from amips.task import Task
 
@@ -76,9 +77,12 @@ def parts(n: int, d: int) -> dict[str, list[System]]:
         "linear router": {"router": "linear"},
         f"linear router of rank {rank}": routed,
         f"lean storage, {dims} dimensions": lean,
+        f"{SPILL:.0%} of the keys in a second cell": {"spill": SPILL},
         "query-aware cells + linear router": {"aware": STRENGTH, **routed},
         "query-aware cells + probes as needed": {"aware": STRENGTH, "stop": "share"},
         "plain cells + linear router + probes as needed": {**routed, "stop": "share"},
+        "all of it, float32 keys, no second cells": {"aware": STRENGTH, **routed, "stop": "share"},
+        "all of it, lean storage, no second cells": {"aware": STRENGTH, **routed, "stop": "share", **lean},
     }
     return {
         name: [System(cells=c, label=name, **how) for c in counts]  # type: ignore[arg-type]
