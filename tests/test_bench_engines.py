@@ -11,7 +11,7 @@ from amips.bench.engines import NOT_TOLD
 from amips.bench.running import Bench, Settings
 from amips.bench.store import Store
 from amips.bench.studies import study
-from amips.bench.systems import System, engine_systems
+from amips.bench.systems import System, engine_systems, own_on_engines
 from amips.cli import cli
 from amips.engines import scann_engine
 from amips.errors import AmipsError, RunError
@@ -100,6 +100,13 @@ class TestSystems:
             ("leanvec", True, "contender"),
         ]
         assert {s.cells for s in made[2:]} == {round(4 * N**0.5)}
+
+    def test_amips_on_engines_whose_cells_can_be_addressed(self):
+        (made,) = own_on_engines(10_000, 384, ["hnsw", "leanvec", "scann", "leanvec"])
+        assert (made.engine, made.cells, made.role, made.routed) == ("leanvec", 400, "contender", True)
+        assert (made.router, made.aware, made.rank, made.stop) == ("linear", 1.5, 128, "share")
+        assert made.host == System(engine="leanvec").family
+        assert made.family == "LeanVec: amips"
 
     def test_a_model_that_scores_cells_needs_cells(self, task, opened, tmp_path):
         net = random_net(architecture("key", d=D, c=8, width=7, depth=3, injected=(1, 2)))

@@ -19,6 +19,7 @@ from amips.bench.systems import (
     engine_systems,
     load_models,
     model_systems,
+    own_on_engines,
     read_systems,
 )
 from amips.bench.telling import summarize
@@ -83,7 +84,9 @@ def bench(
     else:
         given = read_systems(systems) if isinstance(systems, (str, Path)) else list(systems)
         systems = [*given, *model_systems(task, loaded)]
-    systems = [*systems, *(s for s in engine_systems(task, engines, loaded) if s not in systems)]
+    hosted = engine_systems(task, engines, loaded)
+    hosted += [] if named else own_on_engines(task.n, task.d, engines)
+    systems = [*systems, *(s for s in hosted if s not in systems)]
     settings = Settings(10, batch, singles, rounds, minutes, seed, progress, all_threads)
     about = identity(task, settings)
     if not systems:

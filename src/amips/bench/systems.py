@@ -188,18 +188,24 @@ def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
 
 def own_systems(n: int, d: int, factors: tuple[float, ...] = OWN_SWEEP) -> list[System]:
     """What `amips.fit` usually makes, with float32 keys and with lean storage; factors x sqrt(n) cells."""
-    counts = sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 8)) for factor in factors})
-    rank = rank_for(d, ROUTE_SHARE)
-    common: dict[str, Any] = {
-        "router": LINEAR,
-        "aware": STRENGTH,
-        "rank": rank,
-        "stop": "share",
-        "spill": SPILL,
-        "label": OWN,
-    }
+    counts = sorted({_own_cells(n, factor) for factor in factors})
     kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, SCAN_SHARE)}]
-    return [System(cells=c, **common, **how) for how in kept for c in counts]
+    return [System(cells=c, **_own(d), spill=SPILL, **how) for how in kept for c in counts]
+
+
+def own_on_engines(n: int, d: int, names: "Sequence[str]") -> list[System]:
+    """The same cells and router on engines whose cells can be addressed."""
+    celled = [name for name in dict.fromkeys(names) if engine_class(name).celled]
+    return [System(engine=name, cells=_own_cells(n, CELLS_OF_ENGINES), **_own(d)) for name in celled]
+
+
+def _own(d: int) -> dict[str, Any]:
+    rank = rank_for(d, ROUTE_SHARE)
+    return {"router": LINEAR, "aware": STRENGTH, "rank": rank, "stop": "share", "label": OWN}
+
+
+def _own_cells(n: int, factor: float) -> int:
+    return min(max(2, round(factor * math.sqrt(n))), max(2, n // 8))
 
 
 def model_systems(task: Task, models: "dict[str, Model]") -> list[System]:
