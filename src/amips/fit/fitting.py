@@ -152,8 +152,8 @@ class Fitting:
         share = SPILL if self.settings.spill is None else self.settings.spill
         if not share:
             return None
-        second = second_cells(task, router_for(model, task.cells.centroids), share)
         recall = self.settings.recall
+        second = second_cells(task, router_for(model, task.cells.centroids), share, recall)
         before, after = flops_at(task, model, recall), flops_at(task, model, recall, second)
         full, count = 2 * task.n * task.d, int((second >= 0).sum())
         self.say(

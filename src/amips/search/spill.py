@@ -20,21 +20,26 @@ from amips.task import Task
 from amips.vectors import open_vectors
 
 SPILL = 0.1  # share of the keys that get a second cell, where that pays
-RECALL = 0.95  # of the top keys, with probes for which it is looked at what is missed
+RECALL = 0.95  # of the top keys: what is missed with as many probes as that takes is looked at
 TOP = 10
 LEAST = 2  # queries that a second cell must serve: what one query asks for is chance
 MOST_QUERIES = 1 << 18  # of the log that are looked at
 BLOCK_FLOATS = 1 << 23
 
 
-def second_cells(task: Task, router: Router, share: float = SPILL) -> NDArray[np.int32]:
-    """The second cell of each key [n], -1 for none: at most this share of the keys has one."""
+def second_cells(
+    task: Task, router: Router, share: float = SPILL, recall: float = RECALL
+) -> NDArray[np.int32]:
+    """The second cell of each key [n], -1 for none: at most this share of the keys has one.
+
+    They are those that pay most where searches reach this recall on val queries.
+    """
     if not 0 <= share <= 1:
         raise AmipsError(f"spill={share}: expected a share of the keys, from 0 to 1")
     cells, second = task.cells, np.full(task.n, -1, np.int32)
     x, top = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
     seen = Routed.by(router, x, top, cells.assignment, cells.sizes)
-    bound = seen.share_for(RECALL)
+    bound = seen.share_for(recall)
     train = open_vectors(task.path / "train" / "queries.npy")
     rows = np.arange(train.n)
     if train.n > MOST_QUERIES:
