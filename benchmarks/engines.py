@@ -1,4 +1,5 @@
-"""Every engine that is installed, searched with x, with the key that a KeyNet predicts, and routed by it.
+"""Every engine that is installed, searched with x, with the key that a KeyNet predicts, and routed by it
+where its cells can be addressed.
 
 DATA is a directory with keys and queries, as for `amips study`; a sample of it is taken. Engines whose
 library is missing are left out, and said to be. What is there in WORK is not made again.

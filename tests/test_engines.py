@@ -23,9 +23,11 @@ from amips.cells import Cells, kmeans
 from amips.engines import hnsw, opening, svs_engine
 from amips.engines.finder import Finder, library
 from amips.errors import AmipsError, BundleError, RunError, VectorError
+from amips.index import FaissIVF
 from amips.nets import AffineNet
 from amips.nets.affine import AffineArchitecture
 from amips.search import Searcher, recalls
+from amips.vectors import open_vectors
 from conftest import make_world
 from reference import best_in_cells
 
@@ -43,7 +45,7 @@ LIBRARIES = {
     "lancedb": ("lancedb",),
     "milvus": ("pymilvus", "milvus_lite"),
 }
-CELLED = ("leanvec", "pgvector")
+CELLED = ("leanvec", "pgvector", "lancedb", "milvus")
 KEYS, ALL = make_world(N, 400 + M, D, seed=3)
 LOG, X = ALL[:400], ALL[400:]
 TRUE = np.argsort(-(X @ KEYS.T), axis=1, kind="stable")
@@ -287,8 +289,6 @@ class TestFiles:
     def test_damaged(self, name, tmp_path):
         engines.build(name, KEYS[:300], tmp_path / "e").close()
         manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
-        if name in ("lancedb", "milvus"):
-            pytest.skip("the database looks after its own files")
         file = tmp_path / "e" / max(manifest["files"])
         file.write_bytes(file.read_bytes()[:-3])
         with pytest.raises(BundleError, match=r"bytes, expected \d+$"):
@@ -372,6 +372,48 @@ class TestCelled:
         np.testing.assert_array_equal(cost.scanned, celled.sizes[chosen].sum(axis=1))
         dropped = searcher.search(X, K, probes=8, route="drop-in")
         np.testing.assert_allclose(dropped[0], true_scores(dropped[1]), atol=1e-5)
+
+    def test_fewer_keys_than_asked_for(self, celled):
+        scores, ids = celled.scan(X[:3], np.array([[2, -1], [-1, 4], [2, 4]]), N)
+        sizes = celled.sizes
+        assert (ids >= 0).sum(axis=1).tolist() == [sizes[2], sizes[4], sizes[2] + sizes[4]]
+        assert (np.isneginf(scores) == (ids == -1)).all()
+        assert set(celled.assignment[ids[1][ids[1] >= 0]]) == {4}
+
+    def test_of_equal_scores_the_lower_id_comes_first(self, celled, tmp_path):
+        rng = np.random.default_rng(0)
+        keys = rng.integers(-2, 3, (100, D)).repeat(3, axis=0)[rng.permutation(300)].astype(np.float32)
+        name = next(name for name in CELLED if type(celled) is engines.engine_class(name))
+        cells = Cells(rng.choice(4, 300).astype(np.int32), keys[:4])
+        x = rng.integers(-2, 3, (20, D)).astype(np.float32)
+        # All dimensions: LeanVec then projects nothing away.
+        full = {"dimensions": D} if name == "leanvec" else {}
+        with engines.build(name, keys, tmp_path / "e", cells=cells, **full) as made:
+            ids = made.scan(x, np.tile([0, 2, 3], (20, 1)), 300)[1]
+        want = best_in_cells(keys, x, cells.assignment, np.tile([0, 2, 3], (20, 1)), 300)[1]
+        np.testing.assert_array_equal(ids, want)
+
+    def test_from_several_threads_at_once(self, celled):
+        cells = np.tile([1, 5], (M, 1))
+        want = celled.scan(X, cells, K)
+        with ThreadPoolExecutor(4) as pool:
+            for scores, ids in pool.map(lambda _: celled.scan(X, cells, K), range(8)):
+                np.testing.assert_array_equal(ids, want[1])
+                np.testing.assert_array_equal(scores, want[0])
+
+    @pytest.mark.parametrize("name", CELLED)
+    def test_opened_again(self, name, tmp_path):
+        need(name)
+        cells = kmeans(KEYS[:500], 6)
+        probed = np.tile([0, 3], (M, 1))
+        with engines.build(name, KEYS[:500], tmp_path / "e", cells=cells) as made:
+            want = made.scan(X, probed, K)
+        with engines.load(tmp_path / "e") as again:
+            got = again.scan(X, probed, K)
+            np.testing.assert_array_equal(again.assignment, cells.assignment)
+            np.testing.assert_array_equal(again.centroids, cells.centroids)
+        np.testing.assert_array_equal(got[1], want[1])
+        np.testing.assert_array_equal(got[0], want[0])
 
     def test_is_in_no_bundle(self, celled, tmp_path):
         with pytest.raises(AmipsError, match="a bundle cannot hold them"):
@@ -659,7 +701,8 @@ class TestServer:
         uri = str(tmp_path / "elsewhere.db")
         with engines.build("milvus", KEYS[:300], tmp_path / "e", address=uri) as made:
             want = made.search(X, K)[1]
-        assert sorted(path.name for path in (tmp_path / "e").iterdir()) == ["engine.json"]
+        kept = ["assignment.npy", "centroids.npy", "engine.json"]  # and no keys
+        assert sorted(path.name for path in (tmp_path / "e").iterdir()) == kept
         with pytest.raises(AmipsError, match="give its address, or set it in AMIPS_MILVUS"):
             engines.load(tmp_path / "e")
         monkeypatch.setenv("AMIPS_MILVUS", uri)
@@ -683,6 +726,18 @@ class TestServer:
         with pytest.raises(BundleError, match="has 0 rows, expected 300"):
             engines.load(tmp_path / "e")
 
+    def test_lancedb_routed_goes_by_the_cell_and_not_by_the_vector_index(self, tmp_path):
+        need("lancedb")
+        with engines.build("lancedb", KEYS, tmp_path / "e") as made:
+            for column in ("cell", "id"):
+                plan = made.exact(column, [1, 2, 5, 9], X[0], K).explain_plan()
+                assert f"@{column}_idx(BTree)" in plan
+                assert "v_idx" not in plan
+                assert "ANN" not in plan
+            cells = made.table.to_arrow()["cell"].to_numpy()
+            assert (np.diff(cells) >= 0).all()  # a cell is in one place
+            assert "ANN" in made.table.search(X[0], vector_column_name="v").explain_plan()
+
     def test_lancedb_table_that_is_gone(self, tmp_path):
         need("lancedb")
         engines.build("lancedb", KEYS[:300], tmp_path / "e").table  # noqa: B018
@@ -698,6 +753,12 @@ class TestDocs:
     def blocks(self):
         text = (Path(__file__).parent.parent / "docs" / "engines.md").read_text()
         return re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+
+    @pytest.fixture
+    def routed(self):
+        """A searcher whose cells a table of one's own has too."""
+        cells = kmeans(KEYS, 40)
+        return Searcher(FaissIVF.build(open_vectors(KEYS), cells.assignment, cells.centroids, "flat"), None)
 
     def test_the_table_is_true(self):
         text = (Path(__file__).parent.parent / "docs" / "engines.md").read_text()
@@ -738,6 +799,42 @@ class TestDocs:
         names = {"table": table, "mapper": oracle(), "x": X[0]}
         exec(code, names)
         assert names["rows"]["id"].to_numpy()[names["best"]][0] == TRUE[0, 0]
+
+    def test_a_lancedb_table_of_your_own_routed(self, blocks, routed, tmp_path):
+        need("lancedb")
+        import lancedb
+        import pyarrow as pa
+
+        code = next(code for _, code in blocks if "bypass_vector_index()" in code)
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(KEYS.ravel()), D)
+        columns = {"id": np.arange(N), "cell": routed.cells, "vector": rows}
+        table = lancedb.connect(tmp_path).create_table("mine", pa.table(columns))
+        names = {"table": table, "searcher": routed, "x": X[0]}
+        exec(code, names)
+        want = routed.search(X[0], K, probes=8)
+        np.testing.assert_array_equal(names["ids"], want[1][0])
+        np.testing.assert_allclose(names["scores"], want[0][0], atol=1e-5)
+
+    def test_a_milvus_collection_of_your_own_routed(self, blocks, routed, tmp_path):
+        need("milvus")
+        from pymilvus import DataType, MilvusClient
+
+        fields = next(code for _, code in blocks if 'add_field("flat"' in code)
+        asked = next(code for _, code in blocks if "client.search(" in code)
+        client = MilvusClient(uri=str(tmp_path / "mine.db"))
+        schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        names = {"client": client, "schema": schema, "index": index, "DataType": DataType}
+        names |= {"searcher": routed, "x": X[0]}
+        exec(fields, names)
+        client.create_collection("keys", schema=schema, index_params=index)
+        parts = zip(routed.cells.tolist(), KEYS, strict=True)
+        client.insert("keys", [{"id": i, "cell": c, "flat": v} for i, (c, v) in enumerate(parts)])
+        exec(asked, names)
+        client.close()
+        want = routed.search(X[0], K, probes=8)
+        np.testing.assert_array_equal(names["ids"], want[1][0])
+        np.testing.assert_allclose(names["scores"], want[0][0], atol=1e-5)
 
     def test_python(self, blocks, tmp_path, monkeypatch):
         """The lines for every engine, as they stand there."""

@@ -4,6 +4,7 @@ Such an engine is also an `amips.index.Engine`: `Searcher(engine, model)` routes
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.cells import Cells, kmeans
-from amips.engines.finder import Finder, Given, Ids
+from amips.engines.finder import Finder, Given, Ids, Row, from_rows
 from amips.errors import AmipsError, BundleError
-from amips.vectors import Floats
+from amips.vectors import Floats, Vectors
 
 ASSIGNMENT, CENTROIDS = "assignment.npy", "centroids.npy"
 CELLS = 4.0  # when none are given, in units of sqrt(n)
 KEYS_PER_CELL = 4  # ... and at least so many keys in each, on average
+ROWS_AT_ONCE = 4096
 
 
 class Celled(Finder):
@@ -68,6 +70,33 @@ class Celled(Finder):
         raise AmipsError(f"{self.title} keeps its keys in {self.directory}; a bundle cannot hold them")
 
 
+class Tabled(Celled):
+    """A database with a table of keys; `id` and `cell` are columns, and conditions of an exact search.
+
+    Of equal keys the lower id comes first; which of them are left out after the k-th is up to the database.
+    """
+
+    def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
+        """The k best keys within cells [m, p]; -1 skips. Every key of them is looked at."""
+        return self._each("cell", x, cells, k)
+
+    def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
+        """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
+        return self._each("id", x, candidates, k)
+
+    @abstractmethod
+    def among(self, column: str, values: list[int], x: Floats, k: int) -> Row:
+        """The k best keys by <x, y>, for one x, of those whose `column` is among the values; at least one."""
+
+    def _each(self, column: str, x: Floats, values: Ids, k: int) -> tuple[Floats, Ids]:
+        """One request for each query: each has a condition of its own."""
+        rows: list[Row] = []
+        for query, some in zip(x, values, strict=True):
+            wanted = some[some >= 0].tolist()
+            rows.append(self.among(column, wanted, query, k) if wanted else ([], []))
+        return from_rows(rows, k)
+
+
 def write_cells(given: Given, directory: Path) -> tuple[Cells, list[str]]:
     """The cells that were given, or spherical k-means, and the files they are kept in."""
     n = given.keys.n
@@ -76,6 +105,14 @@ def write_cells(given: Given, directory: Path) -> tuple[Cells, list[str]]:
     np.save(directory / ASSIGNMENT, np.asarray(cells.assignment, np.int32))
     np.save(directory / CENTROIDS, np.asarray(cells.centroids, np.float32))
     return cells, [ASSIGNMENT, CENTROIDS]
+
+
+def by_cell(keys: Vectors, cells: Cells) -> Iterator[tuple[Ids, NDArray[np.int32], Floats]]:
+    """Blocks of (ids, cells, keys) in the order of the cells: a cell is then read from one place."""
+    order = np.argsort(cells.assignment, kind="stable")
+    for low in range(0, keys.n, ROWS_AT_ONCE):
+        ids = order[low : low + ROWS_AT_ONCE]
+        yield ids, np.asarray(cells.assignment[ids], np.int32), keys.take(ids)
 
 
 def _read(path: Path) -> NDArray[Any]:

@@ -11,6 +11,7 @@ table again:
 import importlib
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -27,6 +28,7 @@ from amips.search.inputs import checked_k, checked_queries
 from amips.vectors import Floats, Vectors
 
 Ids = NDArray[np.int64]
+Row = tuple[Sequence[float] | Floats, Sequence[int] | Ids]  # scores and ids of one query
 
 GROWTH = 2**0.5  # from one budget to the next
 
@@ -181,11 +183,13 @@ def padded(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
     )
 
 
-def from_rows(rows: "list[tuple[list[float], list[int]]]", k: int) -> tuple[Floats, Ids]:
-    """What a database gave for each query (scores, ids), as tables [m, k]."""
+def from_rows(rows: Sequence[Row], k: int) -> tuple[Floats, Ids]:
+    """What a database gave for each query, as tables [m, k]: best first, ties by the lower id."""
     scores, ids = np.full((len(rows), k), -np.inf, np.float32), np.full((len(rows), k), -1, np.int64)
-    for row, (found_scores, found) in enumerate(rows):
-        scores[row, : len(found)], ids[row, : len(found)] = found_scores, found
+    for row, found in enumerate(rows):
+        of, some = np.asarray(found[0], np.float32), np.asarray(found[1], np.int64)
+        order = np.lexsort((some, -of))
+        scores[row, : len(some)], ids[row, : len(some)] = of[order], some[order]
     return scores, ids
 
 

@@ -1,6 +1,17 @@
-"""LanceDB: a table on disk with an inverted file (IVF_FLAT) over its vectors.
+"""LanceDB: a table on disk, found by an inverted file (IVF_FLAT) over its vectors, or by cell without it.
 
-LanceDB does not tell what it looked at, so there is only time.
+    id int64, cell int32, v float32[d]      the table, in the order of its cells
+    IVF_FLAT on v                           searched by itself
+    B-tree on cell                          searched in the cells that a model chose:
+
+    table.search(x).where("cell IN (...)", prefilter=True).bypass_vector_index()
+
+The second reads the rows that the B-tree names and scores each: it is exact, and needs no vector index. Each
+query has a condition of its own, so it is a request of its own, of some milliseconds, where many queries
+without conditions go as one.
+
+LanceDB does not tell what its own search looked at, so that has time only; a routed search looks at the keys
+of its cells. Scores are made from 1 - <x, y> in 32 bits: those far below 1 lose digits.
 """
 
 from pathlib import Path
@@ -8,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from amips.engines.finder import Finder, Given, Ids, from_rows, library, rungs
+from amips.engines.celled import Tabled, by_cell, write_cells
+from amips.engines.finder import Given, Ids, Row, from_rows, library, rungs
 from amips.errors import BundleError
 from amips.vectors import Floats
 
@@ -16,14 +28,14 @@ TABLE = "keys"
 QUERIES_AT_ONCE = 1024
 
 
-class LanceDB(Finder):
+class LanceDB(Tabled):
     """Settings: `partitions` of the inverted file."""
 
     title, budget, extra = "LanceDB", "nprobes", "lancedb"
     needs = ("lancedb", "pyarrow")
 
-    def __init__(self, table: Any, n: int, d: int, partitions: int) -> None:
-        self.table, self.n, self.d, self.partitions = table, n, d, partitions
+    def __init__(self, directory: Path, table: Any, n: int, d: int, partitions: int) -> None:
+        self.directory, self.table, self.n, self.d, self.partitions = directory, table, n, d, partitions
 
     @classmethod
     def settings(cls, n: int, d: int) -> dict[str, Any]:
@@ -32,22 +44,24 @@ class LanceDB(Finder):
 
     @classmethod
     def make(cls, given: Given, directory: Path) -> list[str]:
-        """Write the table block by block, then the index."""
+        """Write the table block by block, in the order of its cells; then the indexes."""
         lancedb, pa = library(cls, "lancedb"), library(cls, "pyarrow")
         keys = given.keys
-        schema = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), keys.d))])
+        cells, files = write_cells(given, directory)
+        columns = [("id", pa.int64()), ("cell", pa.int32()), ("v", pa.list_(pa.float32(), keys.d))]
+        schema = pa.schema(columns)
 
         def batches() -> Any:
-            for start, block in keys.blocks():
-                ids = pa.array(np.arange(start, start + len(block)))
+            for ids, of, block in by_cell(keys, cells):
                 rows = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), keys.d)
-                yield pa.record_batch([ids, rows], schema=schema)
+                yield pa.record_batch([pa.array(ids), pa.array(of), rows], schema=schema)
 
         table = lancedb.connect(str(directory)).create_table(TABLE, batches(), schema=schema)
-        ivf = library(cls, "lancedb.index").IvfFlat
-        partitions = given.settings["partitions"]
-        table.create_index("v", config=ivf(distance_type="dot", num_partitions=partitions))
-        return []  # LanceDB has versions and checks of its own
+        index, partitions = library(cls, "lancedb.index"), given.settings["partitions"]
+        table.create_index("v", config=index.IvfFlat(distance_type="dot", num_partitions=partitions))
+        for column in ("cell", "id"):
+            table.create_index(column, config=index.BTree())
+        return files  # LanceDB has versions and checks of its own for the others
 
     @classmethod
     def open(
@@ -63,7 +77,7 @@ class LanceDB(Finder):
             raise BundleError(f"{directory} holds no readable table {TABLE!r}: {reason}") from None
         if rows != n:
             raise BundleError(f"{directory}: the table {TABLE!r} has {rows} rows, expected {n}")
-        return cls(table, n, d, settings["partitions"])
+        return cls(directory, table, n, d, settings["partitions"])
 
     def budgets(self) -> list[int]:
         """Partitions."""
@@ -71,17 +85,31 @@ class LanceDB(Finder):
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
         """Many queries go as one: most of the time of one is the way there and back."""
-        rows: list[tuple[list[float], list[int]]] = [([], []) for _ in range(len(x))]
+        rows: list[Row] = []
         for low in range(0, len(x), QUERIES_AT_ONCE):
             block = x[low : low + QUERIES_AT_ONCE]
-            query = self.table.search(block[0] if len(block) == 1 else list(block), vector_column_name="v")
-            query = query.distance_type("dot").nprobes(min(budget, self.partitions)).limit(k)
-            found = query.select(["id", "_distance"]).to_arrow()
-            # The distance is 1 - <x, y>.
-            ids, scores = found["id"].to_numpy(), 1 - found["_distance"].to_numpy()
+            query = self._nearest(block[0] if len(block) == 1 else list(block), k)
+            found = query.nprobes(min(budget, self.partitions)).to_arrow()
+            scores, ids = _row(found)
             of = found["query_index"].to_numpy() if len(block) > 1 else np.zeros(len(ids), np.int64)
-            for row in range(len(block)):
-                mine = np.flatnonzero(of == row)
-                mine = mine[np.argsort(-scores[mine], kind="stable")]
-                rows[low + row] = (scores[mine], ids[mine])
+            mine = [of == row for row in range(len(block))]
+            rows += [(scores[some], ids[some]) for some in mine]
         return from_rows(rows, k)
+
+    def among(self, column: str, values: list[int], x: Floats, k: int) -> Row:
+        """Rows by the B-tree of the column, each of them scored."""
+        return _row(self.exact(column, values, x, k).to_arrow())
+
+    def exact(self, column: str, values: list[int], x: Floats, k: int) -> Any:
+        """LanceDB's query for `among`, not run yet."""
+        wanted = f"{column} IN ({', '.join(map(str, values))})"
+        return self._nearest(x, k).where(wanted, prefilter=True).bypass_vector_index()
+
+    def _nearest(self, x: Any, k: int) -> Any:
+        query = self.table.search(x, vector_column_name="v").distance_type("dot").limit(k)
+        return query.select(["id", "_distance"])
+
+
+def _row(found: Any) -> tuple[Floats, Ids]:
+    """Scores and ids; the distance is 1 - <x, y>."""
+    return 1 - found["_distance"].to_numpy(), found["id"].to_numpy()

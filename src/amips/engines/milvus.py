@@ -1,6 +1,19 @@
-"""Milvus: an HNSW graph in a Milvus server, or in Milvus Lite, which runs in this process.
+"""Milvus in a server, or Milvus Lite, which runs in this process: an HNSW graph, or by cell without it.
 
-Milvus does not tell what it looked at, so there is only time.
+    id INT64 PRIMARY KEY
+    v FLOAT_VECTOR      HNSW: searched by itself
+    cell INT32          INVERTED: searched in the cells that a model chose, with filter="cell in [...]",
+    flat FLOAT_VECTOR   FLAT: on the same keys again
+
+A filtered search goes through the index of its field, and no parameter is known against it: in Milvus Lite, a
+graph walked with a filter that few keys pass misses many of them. So routed search has a field of its own,
+with the FLAT index, which scores every key that passes and no other. That is exact; the keys are kept twice,
+in memory and on disk. Each query has a filter of its own, so it is a request of its own. Milvus Lite
+goes through all n rows in Python for each request (about 1 us each), whatever the filter: there, a routed
+search is never faster than that.
+
+Milvus does not tell what its own search looked at, so that has time only; a routed search looks at the keys
+of its cells.
 """
 
 import time
@@ -8,18 +21,20 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from amips.engines.finder import Finder, Given, Ids, from_rows, library
+from amips.engines.celled import Tabled, write_cells
+from amips.engines.finder import Given, Ids, Row, from_rows, library
 from amips.engines.hnsw import BUDGETS
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
 
 FILE = "milvus.db"
-ROWS_AT_ONCE = 2000
-SECONDS = 3600.0  # that a server may take to build its index
+ROWS_AT_ONCE = 1000
+INDEXED = ("v", "flat", "cell")
+SECONDS = 3600.0  # that a server may take to build its indexes
 QUERIES_AT_ONCE = 1024
 
 
-class Milvus(Finder):
+class Milvus(Tabled):
     """Settings: `links` of each key (M), `construction` (efConstruction), `table`: the collection's name.
 
     Milvus Lite 3.2 ignores the first two when they come from pymilvus 3.0, and takes these defaults.
@@ -28,8 +43,8 @@ class Milvus(Finder):
     title, budget, extra, server = "Milvus", "ef", "milvus", "AMIPS_MILVUS"
     needs = ("pymilvus",)
 
-    def __init__(self, client: Any, table: str, n: int, d: int) -> None:
-        self.client, self.table, self.n, self.d = client, table, n, d
+    def __init__(self, directory: Path, client: Any, table: str, n: int, d: int) -> None:
+        self.directory, self.client, self.table, self.n, self.d = directory, client, table, n, d
 
     @classmethod
     def settings(cls, n: int, d: int) -> dict[str, Any]:
@@ -38,29 +53,36 @@ class Milvus(Finder):
 
     @classmethod
     def make(cls, given: Given, directory: Path) -> list[str]:
-        """Insert the keys, and wait for the index: until it is there Milvus looks at every key."""
+        """Insert the keys, and wait for the indexes: until they are there Milvus looks at every key."""
         kinds, keys, table = library(cls, "pymilvus").DataType, given.keys, given.settings["table"]
+        cells, files = write_cells(given, directory)
         client = cls._connect(directory, given.address)
         try:
             schema = client.create_schema(auto_id=False)
             schema.add_field("id", kinds.INT64, is_primary=True)
+            schema.add_field("cell", kinds.INT32)
             schema.add_field("v", kinds.FLOAT_VECTOR, dim=keys.d)
+            schema.add_field("flat", kinds.FLOAT_VECTOR, dim=keys.d)
             client.create_collection(table, schema=schema, consistency_level="Strong")
             for start, block in keys.blocks(ROWS_AT_ONCE):
-                client.insert(table, [{"id": start + i, "v": row} for i, row in enumerate(block)])
+                of = cells.assignment[start : start + len(block)].tolist()
+                rows = enumerate(zip(of, block, strict=True), start)
+                client.insert(table, [{"id": i, "cell": c, "v": v, "flat": v} for i, (c, v) in rows])
             client.flush(table)
             index = client.prepare_index_params()
             shape = {"M": given.settings["links"], "efConstruction": given.settings["construction"]}
             index.add_index("v", index_type="HNSW", metric_type="IP", params=shape)
+            index.add_index("flat", index_type="FLAT", metric_type="IP")
+            index.add_index("cell", index_type="INVERTED")
             client.create_index(table, index)
             end = time.monotonic() + SECONDS
-            while client.describe_index(table, "v")["pending_index_rows"] > 0:
+            while any(client.describe_index(table, name)["pending_index_rows"] > 0 for name in INDEXED):
                 if time.monotonic() > end:
-                    raise AmipsError(f"Milvus has not built the index of {table} in an hour")
+                    raise AmipsError(f"Milvus has not built the indexes of {table} in an hour")
                 time.sleep(0.2)
         finally:
             client.close()
-        return []  # Milvus changes its files as it sees fit
+        return files  # Milvus changes its own as it sees fit
 
     @classmethod
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "Milvus":
@@ -71,7 +93,7 @@ class Milvus(Finder):
             client.close()
             raise BundleError(f"{directory}: the collection {table!r} has {rows} rows, expected {n}")
         client.load_collection(table)
-        return cls(client, table, n, d)
+        return cls(directory, client, table, n, d)
 
     @classmethod
     def _connect(cls, directory: Path, address: str | None) -> Any:
@@ -94,16 +116,25 @@ class Milvus(Finder):
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
         """Walk the graph."""
-        rows = []
-        parameters = {"metric_type": "IP", "params": {"ef": max(k, budget)}}
+        rows: list[Row] = []
         for low in range(0, len(x), QUERIES_AT_ONCE):
-            found = self.client.search(
-                self.table,
-                x[low : low + QUERIES_AT_ONCE],
-                anns_field="v",
-                limit=k,
-                search_params=parameters,
-                output_fields=["id"],  # with none given, Milvus Lite returns the vectors too
-            )
-            rows += [([hit["distance"] for hit in hits], [hit["id"] for hit in hits]) for hits in found]
+            rows += self._search("v", x[low : low + QUERIES_AT_ONCE], k, {"ef": max(k, budget)})
         return from_rows(rows, k)
+
+    def among(self, column: str, values: list[int], x: Floats, k: int) -> Row:
+        """Every key that passes the filter is scored."""
+        return self._search("flat", x[None], k, {}, f"{column} in {values}")[0]
+
+    def _search(
+        self, field: str, x: Floats, k: int, parameters: dict[str, Any], condition: str = ""
+    ) -> list[Row]:
+        found = self.client.search(
+            self.table,
+            x,
+            anns_field=field,
+            filter=condition,
+            limit=k,
+            search_params={"metric_type": "IP", "params": parameters},
+            output_fields=["id"],  # with none given, Milvus Lite returns the vectors too
+        )
+        return [([hit["distance"] for hit in hits], [hit["id"] for hit in hits]) for hits in found]

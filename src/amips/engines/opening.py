@@ -66,7 +66,8 @@ def build(
         keys: an array or a file.
         directory: a new or empty one. Whoever is interrupted leaves it unfinished: delete it.
         queries: an array or a file like those that will be asked, for engines that learn from them.
-        cells: a partition of the keys, for engines whose cells can be addressed ("leanvec", "pgvector").
+        cells: a partition of the keys, for engines whose cells can be addressed ("leanvec", "pgvector",
+            "lancedb", "milvus").
         address: of a server that is to hold the keys ("pgvector": a DSN; "milvus": a URI). If None, that in
             the environment variable AMIPS_PGVECTOR or AMIPS_MILVUS; without one, the engine runs here.
         settings: of the engine; see its class.

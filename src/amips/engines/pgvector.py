@@ -20,10 +20,8 @@ from subprocess import CalledProcessError
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-
-from amips.engines.celled import Celled, write_cells
-from amips.engines.finder import Given, Ids, from_rows, library
+from amips.engines.celled import Tabled, by_cell, write_cells
+from amips.engines.finder import Given, Ids, Row, from_rows, library
 from amips.engines.hnsw import BUDGETS
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
@@ -33,7 +31,7 @@ MOST = 1000  # pgvector's limit of ef_search
 PLAIN_BYTES = 7900  # of a vector that fits into a page; larger ones are kept elsewhere, and read slower
 
 
-class PgVector(Celled):
+class PgVector(Tabled):
     """Settings: `links` of each key (m), `construction` (ef_construction), `table`."""
 
     title, budget, extra, server = "pgvector", "ef_search", "pgvector", "AMIPS_PGVECTOR"
@@ -62,15 +60,12 @@ class PgVector(Celled):
             connection.execute(f"CREATE TABLE {table} (id int, cell int, v vector({keys.d}))")
             if 4 * keys.d <= PLAIN_BYTES:
                 connection.execute(f"ALTER TABLE {table} ALTER COLUMN v SET STORAGE PLAIN")
-            order = np.argsort(cells.assignment, kind="stable")
             copy = f"COPY {table} FROM STDIN WITH (FORMAT BINARY)"
             with connection.cursor().copy(copy) as out:
                 out.set_types(["int4", "int4", "vector"])
-                for low in range(0, keys.n, 4096):
-                    ids = order[low : low + 4096]
-                    of = cells.assignment[ids]
-                    for key, cell, row in zip(ids.tolist(), of.tolist(), keys.take(ids), strict=True):
-                        out.write_row((key, cell, row))
+                for ids, of, rows in by_cell(keys, cells):
+                    for row in zip(ids.tolist(), of.tolist(), rows, strict=True):
+                        out.write_row(row)
             with_ = f"WITH (m = {int(o['links'])}, ef_construction = {int(o['construction'])})"
             connection.execute(f"CREATE INDEX ON {table} USING hnsw (v vector_ip_ops) {with_}")
             connection.execute(f"CREATE INDEX ON {table} (cell)")
@@ -135,32 +130,24 @@ class PgVector(Celled):
         with self._lock:
             self.connection.execute(f"SET hnsw.ef_search = {min(max(k, budget), MOST)}")
             self.connection.execute(more if k > MOST else "SET hnsw.iterative_scan = off")
-            return self._ask(query, [(row, row, k) for row in x], k)
+            return from_rows(self._ask(query, [(row, row, k) for row in x]), k)
 
-    def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
-        """The k best keys within cells [m, p]; -1 skips. Every key of them is looked at."""
-        return self._among("cell", x, cells, k)
-
-    def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
-        """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
-        return self._among("id", x, candidates, k)
-
-    def _among(self, column: str, x: Floats, values: Ids, k: int) -> tuple[Floats, Ids]:
+    def among(self, column: str, values: list[int], x: Floats, k: int) -> Row:
+        """In plain SQL, without the vector index."""
         query = (
             f"SELECT id, -(v <#> %b) AS score FROM {self.table} WHERE {column} = ANY(%b) "
             "ORDER BY (v <#> %b) + 0, id LIMIT %b"
         )
         with self._lock:
-            asked = [(row, some.tolist(), row, k) for row, some in zip(x, values, strict=True)]
-            return self._ask(query, asked, k)
+            return self._ask(query, [(x, values, x, k)])[0]
 
-    def _ask(self, query: str, asked: list[tuple[Any, ...]], k: int) -> tuple[Floats, Ids]:
-        rows = []
+    def _ask(self, query: str, asked: list[tuple[Any, ...]]) -> list[Row]:
+        rows: list[Row] = []
         with self.connection.cursor(binary=True) as cursor:
             for parameters in asked:
                 found = cursor.execute(query, parameters, prepare=True).fetchall()
                 rows.append(([score for _, score in found], [key for key, _ in found]))
-        return from_rows(rows, k)
+        return rows
 
 
 def _close(connection: Any, owned: Any) -> None:
