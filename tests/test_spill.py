@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 import amips
 from amips.bench.systems import System
-from amips.cells import Cells, moved
+from amips.cells import Cells, moved, towards_queries
 from amips.cli import cli
 from amips.index import FaissIVF, faiss_ivf
 from amips.lean import learn
@@ -155,13 +155,12 @@ def second(task):
     return second_cells(task, CentroidRouter(task.cells.centroids), 0.1)
 
 
-def test_second_cells_are_those_that_save_most(task, second):
-    """Against plain loops over the log."""
+def test_second_cells_by_their_formula(task, second):
+    """Against plain loops over keys, cells and the log."""
     cells, router = task.cells, CentroidRouter(task.cells.centroids)
-    searcher = amips.build(task, None)
-    seen = routed(searcher, task.val)
+    seen = routed(amips.build(task, None), task.val)
     bound = seen.share_for(0.95)
-    saves = np.zeros((task.n, cells.count), int)
+    saved = np.zeros((task.n, cells.count), int)
     x, top = np.asarray(task.train.queries), np.asarray(task.train.top_ids)[:, :10]
     chances = np.exp((router.scores(x) - router.scores(x).max(axis=1, keepdims=True)) / seen.temperature)
     chances /= chances.sum(axis=1, keepdims=True)
@@ -170,13 +169,40 @@ def test_second_cells_are_those_that_save_most(task, second):
         taken[row.argmax()] = True
         for key in wanted:
             if not taken[cells.assignment[key]]:
-                saves[key] += taken
-    often = saves.max(axis=1)
+                saved[key] += taken
+    assert saved.max() > 2
+    with towards_queries(open_vectors(task.keys), open_vectors(x), top) as points:
+        z = points.astype(np.float64)
+    means = np.stack([z[cells.assignment == j].mean(axis=0) for j in range(cells.count)])
+    value, best = np.empty(task.n), np.empty(task.n, int)
+    for key in range(task.n):
+        r = z[key] - means[cells.assignment[key]]
+        other = z[key] - means
+        length = max(r @ r, 1e-12)  # 0 for a key alone in its cell
+        loss = (other**2).sum(axis=1) + 3 * (other @ r) ** 2 / length - 0.1 * saved[key]
+        loss[cells.assignment[key]] = np.inf
+        best[key], value[key] = loss.argmin(), loss.min() / length
     has = second >= 0
-    assert 0 < has.sum() <= round(0.1 * task.n)
-    np.testing.assert_array_equal(second[has], saves.argmax(axis=1)[has])
-    assert often[has].min() >= max(2, often[~has].max())
-    assert (second[has] != cells.assignment[has]).all()
+    assert has.sum() == round(0.1 * task.n)
+    assert (second[has] == best[has]).mean() > 0.999  # rounding
+    assert value[has].max() < value[~has].min() + 1e-5
+
+
+def test_blocks_and_a_part_of_the_log(task, second, monkeypatch):
+    router = CentroidRouter(task.cells.centroids)
+    monkeypatch.setattr("amips.search.spill.BLOCK_FLOATS", 5000)
+    again = second_cells(task, router, 0.1)
+    assert (again == second).mean() > 0.999  # products of other shapes round otherwise
+    monkeypatch.setattr("amips.search.spill.MOST_QUERIES", 300)
+    few = second_cells(task, router, 0.1)
+    assert (few != second).any()
+    np.testing.assert_array_equal(second_cells(task, router, 0.1), few)  # the same part of it each time
+
+
+def test_one_cell_has_no_second(tmp_path):
+    keys, queries = make_world(50, 100, 8, seed=1)
+    task = amips.label(keys, queries, out=tmp_path / "t", copies=0, val=20, test=20)
+    assert (second_cells(task, CentroidRouter(task.cells.centroids), 0.5) == -1).all()
 
 
 def test_it_saves_keys_on_held_out_queries(task):

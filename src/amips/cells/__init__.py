@@ -1,6 +1,6 @@
 """Partitions of the keys into cells: by k-means, by where their queries are, or taken from a FAISS index."""
 
-from amips.cells.aware import STRENGTH, WANTED, query_aware, wanted_by
+from amips.cells.aware import STRENGTH, WANTED, query_aware, towards_queries, wanted_by
 from amips.cells.kmeans import (
     POINTS_PER_CELL,
     Cells,
@@ -29,6 +29,7 @@ __all__ = [
     "kmeans",
     "moved",
     "query_aware",
+    "towards_queries",
     "trivial",
     "wanted_by",
 ]

@@ -9,7 +9,9 @@ is; one that few asked for moves little. The keys themselves are not changed: on
 that are wanted together then lie together, so that a query finds its top keys in fewer cells.
 """
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +58,27 @@ def query_aware(
         raise VectorError(f"strength={strength}: expected a finite number, not negative")
     if strength == 0:
         return kmeans(keys, count, iterations=iterations, points=points, seed=seed)
+    with towards_queries(keys, queries, top_ids, strength) as points_of_keys:
+        return kmeans(points_of_keys, count, iterations=iterations, points=points, seed=seed)
+
+
+@contextlib.contextmanager
+def towards_queries(
+    keys: Vectors, queries: Vectors, top_ids: NDArray[np.integer[Any]], strength: float = STRENGTH
+) -> Iterator[Floats]:
+    """The points normalize(y / ||y|| + s m_y), [n, d]: in memory, or in a file while they are needed."""
     with tempfile.TemporaryDirectory() as folder:
-        moved: Floats = (
+        made: Floats = (
             np.empty((keys.n, keys.d), np.float32)
             if 4 * keys.n * keys.d <= IN_MEMORY
-            else open_memmap(Path(folder, "moved.npy"), "w+", np.float32, (keys.n, keys.d))
+            else open_memmap(Path(folder, "points.npy"), "w+", np.float32, (keys.n, keys.d))
         )
         wanted = wanted_by(queries, top_ids, keys.n)
         for start, block in keys.blocks(max(1, BLOCK_BYTES // (4 * keys.d))):
-            block = block / np.maximum(row_norms(block), 1e-30)[:, None]
-            block += np.float32(strength) * wanted(start, start + len(block))
-            moved[start : start + len(block)] = block / np.maximum(row_norms(block), 1e-30)[:, None]
-        return kmeans(moved, count, iterations=iterations, points=points, seed=seed)
+            point: Floats = np.divide(block, np.maximum(row_norms(block), 1e-30)[:, None])
+            point += np.float32(strength) * wanted(start, start + len(block))
+            made[start : start + len(block)] = point / np.maximum(row_norms(point), 1e-30)[:, None]
+        yield made
 
 
 def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> Any:

@@ -1,9 +1,9 @@
 """Cells after routing: a key goes where a router sends the queries that want it.
 
 A router is trained for given cells; given the router, other cells may suit it better. Each key y stands for
-the queries that want it as in `aware`, by z_y = y / ||y|| + s m_y, and may move to the cell that the router
-scores highest for z_y. A cell takes in keys only up to a limit on its size, those that gain most first. Then
-a router can be trained for the new cells, and so on, while that pays on val queries.
+the queries that want it, by z = normalize(y / ||y|| + s m_y) as in `aware`, and may move to the cell that the
+router scores highest for z. A cell takes in keys only up to a limit on its size, those that gain most first.
+Then a router can be trained for the new cells, and so on, while that pays on val queries.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.cells.aware import BLOCK_BYTES, STRENGTH, wanted_by
+from amips.cells.aware import BLOCK_BYTES, STRENGTH, towards_queries
 from amips.cells.kmeans import Cells
 from amips.errors import VectorError
-from amips.vectors import Floats, open_vectors, row_norms
+from amips.vectors import Floats, open_vectors
 
 LIMIT = 1.5  # times the mean size
 
@@ -42,15 +42,14 @@ def moved(
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     if not 1 <= limit < np.inf:
         raise VectorError(f"limit={limit}: expected a number of times the mean size, at least 1")
-    wanted = wanted_by(queries, top_ids, keys.n)
     target, gain = cells.assignment.copy(), np.zeros(keys.n, np.float32)
-    for start, block in keys.blocks(max(1, BLOCK_BYTES // (4 * max(keys.d, cells.count)))):
-        stop = start + len(block)
-        block = block / np.maximum(row_norms(block), 1e-30)[:, None]
-        fits = scores(block + np.float32(strength) * wanted(start, stop))
-        best, rows = fits.argmax(axis=1), np.arange(len(block))
-        target[start:stop] = best
-        gain[start:stop] = fits[rows, best] - fits[rows, cells.assignment[start:stop]]
+    step = max(1, BLOCK_BYTES // (4 * max(keys.d, cells.count)))
+    with towards_queries(keys, queries, top_ids, strength) as points:
+        for start in range(0, keys.n, step):
+            fits = scores(np.asarray(points[start : start + step]))
+            best, rows = fits.argmax(axis=1), np.arange(len(fits))
+            target[start : start + step] = best
+            gain[start : start + step] = fits[rows, best] - fits[rows, cells.assignment[start : start + step]]
     leaving = np.flatnonzero(gain > 0)
     leaving = leaving[np.lexsort((leaving, -gain[leaving], target[leaving]))]  # by cell, most gain first
     to = target[leaving]

@@ -1,10 +1,18 @@
-"""Spilling: a key that its queries miss is put into a second cell, one that they are sent to.
+"""Spilling: keys in a second cell, where queries find them that are not sent to the first.
 
-Partitions lose keys at their borders: a query is sent to one side, its key lies on the other. The log of
-queries says which keys these are. With probes enough for a given recall, a training query misses some of its
-top keys; each of the cells that it does probe would have saved them. The second cell of a key is the one that
-saves it most often, and the keys that are saved most often are put into theirs, up to a share of all keys:
-what they cost is memory and a little longer cells.
+Partitions lose keys at their borders: a query is sent to one side, its key lies on the other. A key y stands
+for where it and its queries are, z = normalize(y / ||y|| + s m_y) as for query-aware cells. With c_j the mean
+of these points in cell j, r = z - c_own and r' = z - c_j, the second cell of y is the one with the least
+
+    ||r'||^2 + w <r, r'>^2 / ||r||^2 - u saved_j(y).
+
+The first two terms are SOAR's (Sun et al., 2023): the key should be near the other cell, too, and where its
+first cell misleads, the second should not mislead in the same way. The third is from the log: with probes
+enough for a given recall, training queries miss some of their top keys; saved_j(y) is how many of those that
+miss y are sent to cell j.
+
+Keys go into their second cell up to a share of all keys, first those for which this is least in terms of
+||r||^2. What it costs is memory and longer cells.
 """
 
 from typing import Any
@@ -12,17 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.cells import Cells
+from amips.cells import Cells, towards_queries
 from amips.errors import AmipsError
 from amips.route import Router
 from amips.search.expected import Routed
 from amips.task import Task
-from amips.vectors import open_vectors
+from amips.vectors import Floats, Vectors, open_vectors
 
-SPILL = 0.1  # share of the keys that get a second cell, where that pays
+SPILL = 0.5  # share of the keys that get a second cell, where that pays
 RECALL = 0.95  # of the top keys: what is missed with as many probes as that takes is looked at
 TOP = 10
-LEAST = 2  # queries that a second cell must serve: what one query asks for is chance
+PARALLEL, SAVED = 3.0, 0.1  # w and u
 MOST_QUERIES = 1 << 18  # of the log that are looked at
 BLOCK_FLOATS = 1 << 23
 
@@ -30,38 +38,70 @@ BLOCK_FLOATS = 1 << 23
 def second_cells(
     task: Task, router: Router, share: float = SPILL, recall: float = RECALL
 ) -> NDArray[np.int32]:
-    """The second cell of each key [n], -1 for none: at most this share of the keys has one.
-
-    They are those that pay most where searches reach this recall on val queries.
-    """
+    """The second cell of each key [n], -1 for none: this share of the keys has one."""
     if not 0 <= share <= 1:
         raise AmipsError(f"spill={share}: expected a share of the keys, from 0 to 1")
-    cells, second = task.cells, np.full(task.n, -1, np.int32)
+    second, value = np.full(task.n, -1, np.int32), np.full(task.n, np.inf, np.float32)
+    if task.c == 1:
+        return second
+    keys, queries = (open_vectors(task.path / name) for name in ("keys.npy", "train/queries.npy"))
+    codes, times = _saved(task, router, queries, recall)
+    own, step = task.cells.assignment, max(1, BLOCK_FLOATS // task.c)
+    with towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP]) as points:
+        means = _means(points, task.cells)
+        squares = (means**2).sum(axis=1)
+        for low in range(0, task.n, step):
+            z, cells = np.asarray(points[low : low + step]), own[low : low + step]
+            rows, r = np.arange(len(z)), z - means[cells]
+            length = np.maximum((r**2).sum(axis=1), 1e-12)
+            loss = (z**2).sum(axis=1)[:, None] - 2 * z @ means.T + squares
+            along = (r * z).sum(axis=1)[:, None] - r @ means.T
+            loss += np.float32(PARALLEL) * along**2 / length[:, None]
+            first, last = np.searchsorted(codes, (low * task.c, (low + len(z)) * task.c))
+            key, cell = np.divmod(codes[first:last], task.c)
+            loss[key - low, cell] -= np.float32(SAVED) * times[first:last]
+            loss[rows, cells] = np.inf
+            second[low : low + step] = loss.argmin(axis=1)
+            value[low : low + step] = loss[rows, second[low : low + step]] / length
+    last_ones = np.argsort(value, kind="stable")[round(share * task.n) :]
+    second[last_ones] = -1
+    return second
+
+
+def _saved(
+    task: Task, router: Router, queries: Vectors, recall: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How often each cell would have saved a key, as key * c + cell, ascending, and how often."""
+    cells = task.cells
     x, top = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
     seen = Routed.by(router, x, top, cells.assignment, cells.sizes)
     bound = seen.share_for(recall)
-    train = open_vectors(task.path / "train" / "queries.npy")
-    rows = np.arange(train.n)
-    if train.n > MOST_QUERIES:
-        rows = np.sort(np.random.default_rng(0).choice(train.n, MOST_QUERIES, replace=False))
-    saved = []  # for each key that a query missed, and each cell that this query probed: key * c + cell
+    rows = np.arange(queries.n)
+    if queries.n > MOST_QUERIES:
+        rows = np.sort(np.random.default_rng(0).choice(queries.n, MOST_QUERIES, replace=False))
+    codes = []
     step = max(1, BLOCK_FLOATS // cells.count)
     for low in range(0, len(rows), step):
         block = rows[low : low + step]
-        top = np.asarray(task.train.top_ids[block])[:, :TOP].astype(np.int64)
-        x = train.take(block)
+        x, top = queries.take(block), np.asarray(task.train.top_ids[block])[:, :TOP].astype(np.int64)
         found = Routed.by(router, x, top, cells.assignment, cells.sizes, temperature=seen.temperature)
         taken = found.taken(bound)
         of, place = np.nonzero(~np.take_along_axis(taken, found.wanted, axis=1))
         pair, cell = np.nonzero(taken[of])
-        saved.append(top[of, place][pair] * cells.count + cell)
-    codes, times = np.unique(np.concatenate(saved), return_counts=True)
-    by_times = np.argsort(-times, kind="stable")  # ties go to the lower key, then to the lower cell
-    codes, times = codes[by_times], times[by_times]
-    first = np.unique(codes // cells.count, return_index=True)[1]
-    often = np.sort(first[times[first] >= LEAST])[: round(share * task.n)]
-    second[codes[often] // cells.count] = codes[often] % cells.count
-    return second
+        codes.append(top[of, place][pair] * cells.count + cell)
+    return np.unique(np.concatenate(codes), return_counts=True)
+
+
+def _means(points: Floats, cells: Cells) -> Floats:
+    """The mean of the points of each cell, [c, d]."""
+    sums = np.zeros((cells.count, points.shape[1]))
+    step = max(1, BLOCK_FLOATS // points.shape[1])
+    for low in range(0, len(points), step):
+        own = cells.assignment[low : low + step]
+        order = np.argsort(own, kind="stable")
+        present, first = np.unique(own[order], return_index=True)
+        sums[present] += np.add.reduceat(points[low : low + step][order], first, axis=0)
+    return np.asarray(sums / np.maximum(cells.sizes, 1)[:, None], np.float32)
 
 
 def checked_second(second: NDArray[np.integer[Any]], cells: Cells) -> NDArray[np.int32]:
