@@ -170,8 +170,9 @@ class FaissIVF:
         if self.second is None:
             return self.score_again(x, self._scan_by_faiss(x, cells, wanted)[1], k)
         # A key that was found in both of its cells leaves one candidate fewer, but not fewer than k.
-        found = _once(*self._scan_by_faiss(x, cells, max(2 * k, wanted)))
-        return self.score_again(x, found[1], k)
+        candidates = np.sort(self._scan_by_faiss(x, cells, max(2 * k, wanted))[1], axis=1)
+        candidates[:, 1:][candidates[:, 1:] == candidates[:, :-1]] = -1
+        return self.score_again(x, candidates, k)
 
     def scan_flops(self, keys: Ids, k: int) -> Ids:
         """2 d for each key scanned and, for quantised storage, for each candidate scored again.
