@@ -1,5 +1,6 @@
-"""Every engine that is installed, searched with x, with the key that a KeyNet predicts, and routed by it
-where its cells can be addressed.
+"""Every engine that is installed, searched with x and with the key that a KeyNet predicts; where its cells can
+be addressed, also routed by that, and by amips's own recipe (query-aware cells, linear router, as many probes
+as each query needs).
 
 DATA is a directory with keys and queries, as for `amips study`; a sample of it is taken. Engines whose
 library is missing are left out, and said to be. What is there in WORK is not made again.
@@ -14,11 +15,11 @@ from machine import write
 import amips
 from amips.bench import System, bench
 from amips.bench.studies.lab import Lab, Scale
-from amips.bench.systems import engine_systems, load_models
+from amips.bench.systems import engine_systems, load_models, own_on_engines, own_systems
 from amips.engines import ENGINES, missing
 
 TARGETS = (0.9, 0.95)
-WAYS = ("x", "drop-in", "routed")
+WAYS = ("x", "drop-in", "routed by KeyNet", "amips")
 
 
 def main() -> None:
@@ -39,7 +40,8 @@ def main() -> None:
     cells = round(4 * math.sqrt(task.n))
     ivf = {"cells": cells, "router": run, "label": "KeyNet XS"}
     systems = [System(cells=cells), System(**ivf), System(**ivf, route="drop-in-rescored")]
-    systems += engine_systems(task, found, load_models([run]))
+    systems += [s for s in own_systems(task.n, task.d, (4.0,)) if s.storage == "flat"]
+    systems += engine_systems(task, found, load_models([run])) + own_on_engines(task.n, task.d, found)
     made = bench(task, out=o.work / "results", systems=systems, rounds=o.rounds, progress=True)
     print("\n".join(made.verdict))
 
@@ -81,10 +83,10 @@ def main() -> None:
 
 
 def way_of(system: System) -> str:
-    """x, drop-in or routed."""
-    if system.router == "centroid":
-        return "x"
-    return "routed" if system.route == "cells" else "drop-in"
+    """One of WAYS."""
+    if system.router in ("centroid", "linear"):
+        return "x" if system.router == "centroid" else "amips"
+    return "routed by KeyNet" if system.route == "cells" else "drop-in"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from amips.bench.summary import SUMMARY
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+ENGINES = ROOT / "benchmarks" / "results" / "engines.md"
+SUPPORT = "What each engine supports is in [With the engine you run](engines.md)."
 ORDER = (
     *("bench", "routing", "routing128", "ivf", "ood", "timing", "shift", "leak"),
     # Of the paper's appendix:
@@ -78,7 +80,8 @@ def section(name: str, summary: Summary) -> str:
 def page() -> str:
     """The whole page."""
     sections = [section(n, load_summary(RESULTS / n)) for n in ORDER if (RESULTS / n / SUMMARY).exists()]
-    return "\n\n".join([INTRODUCTION.rstrip(), *sections]) + "\n"
+    engines = ENGINES.read_text().replace("# Engines", "## Engines", 1).rstrip()
+    return "\n\n".join([INTRODUCTION.rstrip(), *sections, engines, SUPPORT]) + "\n"
 
 
 def main() -> None:

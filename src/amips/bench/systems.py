@@ -47,7 +47,7 @@ class System:
         storage: of "ivf": "flat", "sq8", "pq" or "lean"; `lean` is the latter's number of dimensions.
         aware: strength of query-aware cells; 0 is plain k-means.
         rank: of a linear router: project queries to so many dimensions first; 0 does not.
-        spill: share of the keys that are in a second cell, too, where training queries miss them.
+        spill: share of the keys that are in a second cell, too.
         stop: "probes" probes as many cells for every query, "share" those that are expected to hold enough of
             its top keys.
         links: of "hnsw": M.

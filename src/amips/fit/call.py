@@ -51,8 +51,8 @@ def fit(
         objective: what decides: "flops", or the measured time of a query alone ("latency") or among many
             ("throughput"). For times, the partitions with the fewest FLOPs are built and timed.
         storage: "flat", "sq8", "pq" or "lean"; the cheaper of "flat" and "lean" when not given.
-        spill: share of the keys that are put into a second cell, too, where training queries miss them
-            most. When not given, a tenth, if that pays on held-out queries; 0 for none.
+        spill: share of the keys that are put into a second cell, too. When not given, half of them, if that
+            pays on held-out queries; 0 for none.
         regroup: so many times move keys to the cell that their queries are sent to and train again, as long
             as that pays on held-out queries. It rarely did where it was tried.
         ids: what to return for each key instead of 0..n-1.

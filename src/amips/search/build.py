@@ -45,8 +45,8 @@ def build(
         out: where to save the bundle; None keeps it in memory.
         storage: "flat", "sq8", "pq" or "lean": see `FaissIVF`.
         lean: dimensions of "lean" storage; about 0.4 d when not given.
-        spill: the share of the keys that are put into a second cell, too: those that training queries miss
-            most (see `amips.search.spill`). Or the second cell of each key, -1 for none.
+        spill: the share of the keys that are put into a second cell, too (see `amips.search.spill`); or the
+            second cell of each key, -1 for none.
         ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
     """
     task = task if isinstance(task, Task) else Task(task)
