@@ -1,6 +1,7 @@
-"""Every engine that is installed, searched with x and with the key that a KeyNet predicts; where its cells can
-be addressed, also routed by that, and by amips's own recipe (query-aware cells, linear router, as many probes
-as each query needs).
+"""Every engine that is installed, searched with x and with the key that a KeyNet predicts.
+
+Where its cells can be addressed, it is also routed by that, and by amips's own recipe (query-aware cells, a
+linear router, as many probes as each query needs).
 
 DATA is a directory with keys and queries, as for `amips study`; a sample of it is taken. Engines whose
 library is missing are left out, and said to be. What is there in WORK is not made again.
