@@ -446,9 +446,9 @@ def test_systems_on_the_same_cells_share_one_index(task, systems, tmp_path, monk
     built = []
     real = running.FaissIVF.build
 
-    def build(keys, assignment, centroids, storage, projection=None):
+    def build(keys, assignment, centroids, storage, *others):
         built.append((len(centroids), storage))
-        return real(keys, assignment, centroids, storage, projection)
+        return real(keys, assignment, centroids, storage, *others)
 
     monkeypatch.setattr(running.FaissIVF, "build", staticmethod(build))
     other = System(cells=12)

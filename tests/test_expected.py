@@ -146,7 +146,7 @@ class TestRealSearches:
         monkeypatch.setattr(
             type(index.router), "scores", lambda self, x: calls.append(len(x)) or real(self, x)
         )
-        monkeypatch.setattr(type(index), "c", 1 << 18)
+        monkeypatch.setattr("amips.search.expected.BLOCK_FLOATS", 64 * index.c)
         parts = routed(index, task.val)
         assert max(calls) == 64
         np.testing.assert_allclose(parts.scores, whole.scores, rtol=1e-4, atol=1e-6)

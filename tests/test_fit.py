@@ -178,7 +178,7 @@ def test_it_prints_what_was_gained(fast, data, tmp_path, capsys, kept):
         "24 cells, query-aware 3",
         "24 cells, plain  ",
         "training a linear router for 24 cells",
-        "flat storage: ",
+        "  flat: ",
         "16 of 16 dimensions",
         "recall@10",
         "FLOPs: plain IVF",
@@ -259,33 +259,79 @@ def bad(fast, monkeypatch):
 def test_when_training_does_harm_the_untrained_router_is_taken(fast, data, tmp_path, capsys):
     fast.weights = lambda task: -np.array(task.cells.centroids)
     found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
-    assert "if it is not trained" in capsys.readouterr().out
+    assert "the untrained one is taken" in capsys.readouterr().out
     assert found.model.architecture.rank == 16
     # Of all 16 dimensions: the same as by centroid.
     np.testing.assert_allclose(found.model.scores(data[2]), data[2] @ found.engine.centroids.T, atol=1e-4)
 
 
-def test_keys_are_spilled_where_that_pays(fast, data, tmp_path, capsys):
+def built_ways(out):
+    """What was tried at last: storage, keys in two cells, cost."""
+    lines = out.split("building the index; cost on held-out queries:\n")[1].splitlines()
+    ways = []
+    for line in lines:
+        if not line.startswith("  "):
+            break
+        name, cost = line.strip().rsplit(": ", 1)
+        twice = name.split(" keys in two cells")[0].split(", ")[-1] if "two cells" in name else "0"
+        ways.append((name.split(",")[0], int(twice.replace(",", "")), float(cost.split()[0])))
+    return ways
+
+
+def test_keys_are_in_two_cells_where_that_pays(fast, tmp_path, capsys, monkeypatch):
+    """Cells that know nothing of the queries cut through the keys that these want together."""
+    monkeypatch.setattr(partitions, "STRENGTHS", (0.0, 0.0))
+    keys, queries = make_world(6000, 6000, 32, seed=3)
+    options = {"minutes": 1, "cells": 60, "storage": "flat"}
+    found = amips.fit(keys, queries[:5000], out=tmp_path / "b", **options)
+    (_, none, before), (_, count, after) = built_ways(capsys.readouterr().out)
+    assert (none, count) == (0, 600)
+    assert after < 0.95 * before
+    assert found.spilled == amips.load(tmp_path / "b").spilled == count
+    plain = amips.fit(keys, queries[:5000], out=tmp_path / "c", spill=0, **options)
+    assert plain.spilled == 0
+    few = amips.fit(keys, queries[:5000], out=tmp_path / "d", spill=0.01, **options)
+    assert few.spilled == amips.load(tmp_path / "d").spilled == 60
+    # On queries that nothing was chosen by, too.
+    x = queries[5000:]
+    true = exact_top(keys, x)
+    costs = []
+    for searcher in (plain, found):
+        seen = Routed.by(
+            searcher.router,
+            x,
+            true,
+            searcher.cells,
+            searcher.engine.sizes,
+            second=searcher.engine.second,
+        )
+        costs.append(seen.by_share(seen.share_for(0.95)).scanned.mean())
+    assert costs[1] < 0.95 * costs[0]
+
+
+def test_keys_are_in_one_cell_where_two_do_not_pay(fast, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fitting, "WORTH", 0.5)
     options = {"minutes": 1, "cells": CELLS, "storage": "flat"}
     found = amips.fit(data[0], data[1], out=tmp_path / "b", **options)
-    (line,) = [row for row in capsys.readouterr().out.splitlines() if "in a second cell, too" in row]
-    after, before = (float(word.strip("%;")) for word in line.split() if word.strip(";").endswith("%"))
-    count = int(line.split()[0].replace(",", ""))
-    assert count == 1000
-    assert found.spilled == (count if after < before else 0)
-    none = amips.fit(data[0], data[1], out=tmp_path / "c", spill=0, **options)
-    assert none.spilled == 0
-    few = amips.fit(data[0], data[1], out=tmp_path / "d", spill=0.01, **options)
-    assert few.spilled == 20
-    assert amips.load(tmp_path / "d").spilled == 20
+    (_, none, _), (_, count, _) = built_ways(capsys.readouterr().out)
+    assert none == 0
+    assert count in (200, 1000)
+    assert found.spilled == 0
+    monkeypatch.setattr(fitting, "SPILL_SHARE", 0.0)
+    amips.fit(data[0], data[1], out=tmp_path / "c", **options)
+    out = capsys.readouterr().out
+    assert "no time to look for second cells" in out
+    assert len(built_ways(out)) == 1
 
 
 def test_keys_are_moved_as_long_as_that_pays(fast, data, tmp_path, capsys):
     amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", regroup=3)
     lines = capsys.readouterr().out.splitlines()
     said = [row for row in lines if "moved to the cell that their queries are sent to" in row]
-    before = float(next(row for row in lines if "if it is not trained" in row).split("%")[0])
-    costs = [before, *(float(row.split(": ")[1].rstrip("%")) for row in said)]
+    before = float(next(row for row in lines if "the trained one is taken" in row).split("%")[0])
+    costs = [before, *(float(row.split("%")[0]) for row in said)]
+    assert all(row.endswith(" kept") for row in said)
+    assert [row.endswith(" not kept") for row in said[:-1]] == [False] * (len(said) - 1)
     assert 1 <= len(said) <= 3
     assert len(fast.calls) == 1 + len(said)
     assert {call["minutes"] for call in fast.calls} == {0.2 / 4}
@@ -299,6 +345,8 @@ def test_keys_are_moved_as_long_as_that_pays(fast, data, tmp_path, capsys):
     [
         ({"spill": 2.0}, "share of the keys"),
         ({"spill": -1.0}, "share of the keys"),
+        ({"spill": "0.5"}, "share of the keys"),
+        ({"spill": [1]}, "share of the keys"),
         ({"regroup": -1}, "negative"),
         ({"regroup": 1.5}, "whole number"),
     ],
@@ -342,14 +390,17 @@ def test_the_storage_asked_for(fast, request, data, tmp_path, storage, pays):
 @pytest.mark.parametrize("objective", ["flops", "latency", "throughput"])
 def test_objectives(fast, data, tmp_path, capsys, objective):
     found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", objective=objective)
-    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("flat storage: ")]
+    out = capsys.readouterr().out
+    ways = built_ways(out)
+    assert [(storage, count > 0) for storage, count, _ in ways] == [
+        (storage, spilled) for storage in ("flat", "lean") for spilled in (False, True)
+    ]
+    assert all(0 < cost < 1 for *_, cost in ways)
     unit = "of a full scan" if objective == "flops" else "seconds a query"
-    words = line.removeprefix("flat storage: ").split("; lean, 16 of 16 dimensions: ")
-    flat, lean = (float(word.removesuffix(f" {unit}")) for word in words)
-    assert 0 < flat < 1
-    assert 0 < lean < 1
-    if found.model is not None:
-        assert found.engine.storage == ("lean" if lean < flat else "flat")
+    assert out.count(f" {unit}\n") >= 4
+    if found.model is not None and objective == "flops":
+        storage, count, _ = min(ways, key=lambda way: way[2] * (1 if way[1] == 0 else 1 / 0.98))
+        assert (found.engine.storage, found.spilled) == (storage, count)
 
 
 def test_few_keys(fast, tmp_path, capfd):

@@ -5,6 +5,8 @@ import pytest
 from click.testing import CliRunner
 
 import amips
+from amips.bench.running import Bench, Settings
+from amips.bench.store import Store
 from amips.bench.systems import System
 from amips.cells import Cells, moved, towards_queries
 from amips.cli import cli
@@ -202,7 +204,8 @@ def test_blocks_and_a_part_of_the_log(task, second, monkeypatch):
 def test_one_cell_has_no_second(tmp_path):
     keys, queries = make_world(50, 100, 8, seed=1)
     task = amips.label(keys, queries, out=tmp_path / "t", copies=0, val=20, test=20)
-    assert (second_cells(task, CentroidRouter(task.cells.centroids), 0.5) == -1).all()
+    assert second_cells(task, CentroidRouter(task.cells.centroids), 0.5) is None
+    assert amips.build(task, None, spill=0.5).engine.second is None
 
 
 def test_it_saves_keys_on_held_out_queries(task):
@@ -231,7 +234,10 @@ def test_a_bundle_with_spilled_keys(task, tmp_path):
     made = amips.build(task, None, spill=0.1, out=tmp_path / "b")
     back = amips.load(tmp_path / "b")
     assert back.spilled == made.spilled > 0
-    np.testing.assert_array_equal(back.search(task.test.queries[:50], recall=0.95)[1][:, 0] >= 0, True)
+    x = task.test.queries[:50]
+    for options in ({"recall": 0.95}, {"probes": 5, "k": 40}):
+        for got, want in zip(back.search(x, **options), made.search(x, **options), strict=True):
+            np.testing.assert_array_equal(got, want)
     out = CliRunner().invoke(cli, ["info", str(tmp_path / "b")]).output
     (line,) = [row for row in out.splitlines() if row.startswith("keys in a second cell")]
     assert line.split()[-1] == f"{made.spilled:,}"
@@ -248,6 +254,63 @@ def test_second_cells_of_ones_own(task):
     made = amips.build(task, None, spill=second)
     np.testing.assert_array_equal(made.engine.second, second)
     assert made.spilled == 100
+    assert amips.build(task, None, spill=second.tolist()).spilled == 100
+    assert amips.build(task, None, spill=np.full(task.n, -1)).engine.second is None
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_codes_have_as_many_candidates(storage):
+    """Where every key is in two cells and all are probed, as much is found as where it is in one."""
+    world = World(storage)
+    keys = open_vectors(world.keys)
+    projection = learn(keys, open_vectors(world.x), R) if storage == "lean" else None
+    every = ((world.assignment + 1) % C).astype(np.int32)
+    cells = np.tile(np.arange(C), (40, 1))
+    true = world.brute(cells, 10)[1]
+    found = []
+    for second in (None, every):
+        engine = FaissIVF.build(keys, world.assignment, world.centroids, storage, projection, second)
+        ids = engine.scan(world.x, cells, 10)[1]
+        found.append((ids[:, :, None] == true[:, None, :]).any(axis=2).mean())
+        scanned = np.array([engine.sizes.sum()])
+        if storage != "flat":
+            again = engine.scan_flops(scanned, 10) - engine.scan_flops(np.array([0]), 10)
+            assert again > 0
+    assert found[1] >= found[0] - 1e-9
+
+
+def test_labels_and_drop_in_with_two_cells(task):
+    names = [f"key {i}" for i in range(task.n)]
+    made = amips.build(task, None, spill=0.5, ids=names)
+    plain = amips.build(task, None, spill=0.5)
+    x = task.test.queries[:30]
+    hits = made.search(x, probes=6)[1]
+    want = plain.search(x, probes=6)[1]
+    assert (hits == np.array(names)[want]).all()
+    assert all(len(set(row)) == 10 for row in hits.tolist())
+    candidates = np.concatenate([want, np.full((30, 2), -1)], axis=1)
+    scores, ids = plain.engine.score_again(x, candidates, 10)
+    np.testing.assert_array_equal(ids, want)
+    np.testing.assert_allclose(scores, np.take_along_axis(x @ np.asarray(task.keys).T, ids, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("storage", ["flat", "lean"])
+def test_second_cells_that_fit_in_number_only(tmp_path, storage):
+    """The right number of them, but not where the keys are."""
+    world = World(storage)
+    world.engine.save(tmp_path)
+    has = np.flatnonzero(world.second >= 0)
+    second = world.second.copy()
+    for key in has[:5]:  # a third cell, where it is not
+        second[key] = next(j for j in range(C) if j not in (world.assignment[key], second[key]))
+    np.save(tmp_path / faiss_ivf.SECOND, second)
+    with pytest.raises(amips.BundleError, match="wrong number of cells"):
+        FaissIVF.load(tmp_path, storage, False, spilled=True)
+    short = world.second[:-10].copy()
+    short[np.flatnonzero(short < 0)[: 10 + (world.second[-10:] >= 0).sum()]] = 0
+    np.save(tmp_path / faiss_ivf.SECOND, short)
+    with pytest.raises(amips.BundleError):
+        FaissIVF.load(tmp_path, storage, False, spilled=True)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +319,9 @@ def test_second_cells_of_ones_own(task):
         (1.5, "a share of the keys"),
         (-0.1, "a share of the keys"),
         (float("nan"), "a share of the keys"),
+        ("0.5", "a share of the keys"),
+        (True, "a share of the keys"),
+        ((), "for each of the 3000 keys"),
         (np.zeros(3, np.int32), "for each of the 3000 keys"),
         (np.zeros(3000, np.float32), "a whole number"),
         (np.full(3000, 60), "cells from 0 to 59"),
@@ -275,6 +341,22 @@ def test_the_command(task, tmp_path):
     wrong = CliRunner().invoke(cli, ["build", str(task.path), "--out", str(tmp_path / "c"), "--spill", "7"])
     assert isinstance(wrong.exception, amips.AmipsError)
     assert not (tmp_path / "c").exists()
+
+
+def test_the_bench_searches_second_cells(task, tmp_path):
+    """Each share has an index of its own; systems of one index come together."""
+    bench = Bench(task, Store(tmp_path / "r", {}), Settings(rounds=1, progress=False))
+    sizes = {}
+    for spill in (0.0, 0.5, 0.2):
+        system = System(cells=task.c, spill=spill)
+        opened = bench.open(system)
+        sizes[spill] = int(opened.searcher.engine.sizes.sum())
+        want = amips.build(task, None, spill=spill).search(task.test.queries[:20], probes=4)[1]
+        np.testing.assert_array_equal(opened.searcher.search(task.test.queries[:20], probes=4)[1], want)
+    assert sizes == {0.0: 3000, 0.5: 4500, 0.2: 3600}
+    first, other = System(cells=task.c, spill=0.5), System(cells=task.c, spill=0.5, stop="share")
+    assert bench.open(first).searcher.engine is bench.open(other).searcher.engine
+    assert bench.open(first).searcher.engine is not bench.open(System(cells=task.c)).searcher.engine
 
 
 def test_systems_of_the_bench():

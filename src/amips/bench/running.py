@@ -283,9 +283,7 @@ class Bench:
         return OpenedIVF(system, searcher)
 
     def _engine(self, system: System, cells: Cells, router: Router) -> FaissIVF:
-        wanted: tuple[Any, ...] = (system.cells, system.aware, system.storage, system.lean)
-        if system.spill:  # second cells are where this router sends queries
-            wanted += (system.spill, system.router, system.rank)
+        wanted = _shared(system)
         if self._held is None or self._held[0] != wanted:
             self._held = None  # lets go of the old one first: two would need twice the memory
             projection = None
@@ -353,7 +351,10 @@ class Bench:
 
 def _shared(system: System) -> tuple[Any, ...]:
     """What systems that use one index have in common; inverted files come first."""
-    return (system.engine != "ivf", system.engine, system.cells, system.aware, system.storage, system.lean)
+    # Second cells are where a router sends queries: each router has its own.
+    spilled = (system.spill, system.router, system.rank) if system.spill else (0.0, "", 0)
+    parts = (system.cells, system.aware, system.storage, system.lean)
+    return (system.engine != "ivf", system.engine, *parts, *spilled)
 
 
 def _seconds(search: Search, batches: list[Floats], k: int, budget: int) -> NDArray[np.float64]:

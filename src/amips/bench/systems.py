@@ -15,7 +15,7 @@ from amips.index import Storage
 from amips.lean import ROUTE_SHARE, SCAN_SHARE, rank_for
 from amips.nets import Model, load_model
 from amips.nets.model import WEIGHTS
-from amips.search.spill import SPILL
+from amips.search.spill import SPILL, checked_share
 from amips.task import Task
 
 Way = Literal["cells", "drop-in", "drop-in-rescored"]
@@ -90,9 +90,7 @@ class System:
             raise AmipsError(f"system: {wrong}: expected a finite number, not negative")
         if (self.storage == "lean") != (self.lean > 0):
             raise AmipsError("system: storage 'lean' has a number of dimensions, lean; others have none")
-        if not 0 <= self.spill <= 1:
-            raise AmipsError(f"system: spill={self.spill}: expected a share of the keys, from 0 to 1")
-        if self.spill and self.engine != "ivf":
+        if checked_share(self.spill) and self.engine != "ivf":
             raise AmipsError("system: spill is for engine 'ivf'")
         if self.links < 2:
             raise AmipsError(f"system: links={self.links}: expected at least 2")

@@ -49,10 +49,7 @@ def query_aware(
         iterations, points, seed: of k-means. The same seed gives the same cells.
     """
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
-    if np.ndim(top_ids) != 2 or len(top_ids) != queries.n:
-        raise VectorError(f"top_ids of shape {list(np.shape(top_ids))}: expected [{queries.n}, k]")
-    if top_ids.size and not (top_ids.min() >= 0 and top_ids.max() < keys.n):
-        raise VectorError(f"top_ids: expected numbers from 0 to {keys.n - 1}, one for each key")
+    check_top(top_ids, queries.n, keys.n)
     check(int(count), 1, keys)
     if not 0 <= strength < np.inf:
         raise VectorError(f"strength={strength}: expected a finite number, not negative")
@@ -60,6 +57,14 @@ def query_aware(
         return kmeans(keys, count, iterations=iterations, points=points, seed=seed)
     with towards_queries(keys, queries, top_ids, strength) as points_of_keys:
         return kmeans(points_of_keys, count, iterations=iterations, points=points, seed=seed)
+
+
+def check_top(top_ids: NDArray[np.integer[Any]], m: int, n: int) -> None:
+    """VectorError unless these can be the top keys of m queries among n keys."""
+    if np.ndim(top_ids) != 2 or len(top_ids) != m:
+        raise VectorError(f"top_ids of shape {list(np.shape(top_ids))}: expected [{m}, k]")
+    if top_ids.size and not (top_ids.min() >= 0 and top_ids.max() < n):
+        raise VectorError(f"top_ids: expected numbers from 0 to {n - 1}, one for each key")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.cells.aware import BLOCK_BYTES, STRENGTH, towards_queries
+from amips.cells.aware import BLOCK_BYTES, STRENGTH, check_top, towards_queries
 from amips.cells.kmeans import Cells
 from amips.errors import VectorError
 from amips.vectors import Floats, open_vectors
@@ -42,6 +42,7 @@ def moved(
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     if not 1 <= limit < np.inf:
         raise VectorError(f"limit={limit}: expected a number of times the mean size, at least 1")
+    check_top(top_ids, queries.n, keys.n)
     target, gain = cells.assignment.copy(), np.zeros(keys.n, np.float32)
     step = max(1, BLOCK_BYTES // (4 * max(keys.d, cells.count)))
     with towards_queries(keys, queries, top_ids, strength) as points:

@@ -122,7 +122,7 @@ def train(task: Path, out: Path, net: str, **options: Any) -> None:
 @click.option("--recall", default=0.95, help="The recall@10 at which cost is to be least.")
 @click.option("--objective", type=click.Choice(["flops", "latency", "throughput"]), default="flops")
 @click.option("--storage", type=click.Choice(["flat", "sq8", "pq", "lean"]), help="[default: the cheaper]")
-@click.option("--spill", type=float, help="Share of keys in a second cell, too.  [default: 0.5 if it pays]")
+@click.option("--spill", type=float, help="Share of keys in a second cell, too.  [default: what pays]")
 @click.option("--regroup", default=0, help="Rounds of moving keys to where their queries are sent.")
 @click.option("--ids", type=path, help="What to return for each key: .npy, or text with one a line.")
 @click.option("--seed", default=0)

@@ -16,6 +16,7 @@ from amips.index.faiss_ivf import FEWEST_KEYS
 from amips.search import Searcher, save
 from amips.search.build import check_labels
 from amips.search.bundle import check_place
+from amips.search.spill import checked_share
 from amips.vectors import inspect, open_vectors
 
 
@@ -38,9 +39,10 @@ def fit(
     """From keys and queries to a bundle that is cheaper to search than plain IVF, in about the minutes given.
 
     Labels the queries; tries numbers of cells, plain and query-aware; trains a linear router for the best;
-    builds the index. Everything is chosen on held-out queries, and what was gained over plain IVF is
-    measured on others and printed. If nothing was, the bundle is plain IVF. Work in progress is kept beside
-    `out` and reused when the same call is made again.
+    builds the index with float32 keys and with lean storage, with second cells and without. Everything is
+    chosen on held-out queries, and what was gained over plain IVF is measured on others and printed. If
+    nothing was, the bundle is plain IVF. Work in progress is kept beside `out` and reused when the same call
+    is made again.
 
     Args:
         keys, queries: arrays or files, see `open_vectors`.
@@ -51,8 +53,8 @@ def fit(
         objective: what decides: "flops", or the measured time of a query alone ("latency") or among many
             ("throughput"). For times, the partitions with the fewest FLOPs are built and timed.
         storage: "flat", "sq8", "pq" or "lean"; the cheaper of "flat" and "lean" when not given.
-        spill: share of the keys that are put into a second cell, too. When not given, half of them, if that
-            pays on held-out queries; 0 for none.
+        spill: share of the keys that are put into a second cell, too. When not given, a tenth or half of
+            them, if that pays on held-out queries; 0 for none.
         regroup: so many times move keys to the cell that their queries are sent to and train again, as long
             as that pays on held-out queries. It rarely did where it was tried.
         ids: what to return for each key instead of 0..n-1.
@@ -65,8 +67,7 @@ def fit(
     for what, given, known in (("objective", objective, Objective), ("storage", storage, Storage)):
         if given is not None and given not in get_args(known):
             raise AmipsError(f"{what}={given!r}: expected one of {', '.join(get_args(known))}")
-    if spill is not None and not 0 <= spill <= 1:
-        raise AmipsError(f"spill={spill}: expected a share of the keys, from 0 to 1")
+    spill = None if spill is None else checked_share(spill)
     try:
         regroup = operator.index(regroup)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The steps of a fit: label, try partitions, train, build, compare with plain IVF.
+"""The steps of a fit: label, try partitions, train, build in some ways, compare with plain IVF.
 
 Everything is chosen on the val queries; the test queries are looked at once, to say what was gained.
 """
@@ -23,7 +23,7 @@ from amips.route import router_for
 from amips.search import Point, Searcher, build
 from amips.search.build import measure, measure_shares
 from amips.search.points import point_for
-from amips.search.spill import SPILL, second_cells
+from amips.search.spill import first_of, ranked, second_cells
 from amips.table import table
 from amips.task import Task, label
 from amips.vectors import Vectors, open_vectors
@@ -37,6 +37,9 @@ LEAN_SHARES = (0.25, 1 / 3, 0.4, 0.5, 0.6)  # of the dimensions, of lean storage
 LEAN_RECALL = 0.99  # ... which is: so many of the true top keys are among the candidates
 LEAN_SAMPLE = 200  # queries this is looked up for
 TIMED = 256  # queries that are searched to take a time
+SPILLS = (0.1, 0.5)  # shares of the keys that may get a second cell
+SPILL_SHARE = 0.1  # of the time given, that second cells may take
+WORTH = 0.98  # of the cost, at most, that second cells must come down to: they take memory
 TIMED_TRIALS = 3  # partitions that are timed, if time is what counts
 TARGETS = (0.8, 0.9, 0.95, 0.98)  # recalls at which the gain is shown
 
@@ -60,8 +63,8 @@ class Fitting:
         trials = Partitions(self.work, self.settings, self.rate, self.say).tried(task)
         plain, best = self._chosen(task, trials)
         ours, model = self._routed(task.with_cells(best.cells), best.model)
-        made = self._stored(ours, model, self._spilled(ours, model))
-        baseline = _built(task.with_cells(plain.cells), None, self.settings.storage or "flat")
+        made = self._stored(ours, model)
+        baseline = _plain(task.with_cells(plain.cells), self.settings.storage or "flat")
         tried = sum(not trial.strength for trial in trials)
         return self._compare(task, made, baseline, tried)
 
@@ -129,10 +132,12 @@ class Fitting:
         """A router for the cells, and the cells: moved to suit it, where that was asked for and pays."""
         model, full = self._train(task), 2 * task.n * task.d
         costs = [flops_at(task, candidate, self.settings.recall) for candidate in (model, untrained)]
+        better = costs[0] < costs[1]
         self.say(
-            f"  {costs[0] / full:.2%} of a full scan with it; {costs[1] / full:.2%} if it is not trained"
+            f"  {costs[0] / full:.2%} of a full scan, untrained {costs[1] / full:.2%}: "
+            f"the {'trained' if better else 'untrained'} one is taken"
         )
-        if costs[1] <= costs[0]:
+        if not better:
             return task, untrained
         for _ in range(self.settings.regroup):
             queries, top = task.path / "train" / "queries.npy", np.asarray(task.train.top_ids)[:, :TOP]
@@ -141,26 +146,31 @@ class Fitting:
             trained = self._train(other)
             cost = flops_at(other, trained, self.settings.recall)
             count = int((cells.assignment != task.cells.assignment).sum())
-            self.say(f"{count:,} keys moved to the cell that their queries are sent to: {cost / full:.2%}")
-            if cost >= costs[0]:
+            pays = cost < costs[0]
+            self.say(
+                f"  {cost / full:.2%} with {count:,} keys moved to the cell that their queries are sent to: "
+                f"{'' if pays else 'not '}kept"
+            )
+            if not pays:
                 break
             task, model, costs[0] = other, trained, cost
         return task, model
 
-    def _spilled(self, task: Task, model: Model) -> Second | None:
-        """Second cells of some keys, if they pay on val, or were asked for."""
-        share = SPILL if self.settings.spill is None else self.settings.spill
-        if not share:
-            return None
+    def _seconds(self, task: Task, model: Model) -> list[Second | None]:
+        """Second cells to choose from: none, and those of some keys; what was asked for, if anything was."""
+        share = self.settings.spill
+        if share == 0:
+            return [None]
+        if share is None and 4 * task.n * task.c * task.d > SPILL_SHARE * self.seconds * self.rate:
+            self.say("no time to look for second cells")
+            return [None]
+        router = router_for(model, task.cells.centroids)
         recall = self.settings.recall
-        second = second_cells(task, router_for(model, task.cells.centroids), share, recall)
-        before, after = flops_at(task, model, recall), flops_at(task, model, recall, second)
-        full, count = 2 * task.n * task.d, int((second >= 0).sum())
-        self.say(
-            f"{count:,} keys in a second cell, too: {after / full:.2%} instead of {before / full:.2%}; "
-            f"with float32 keys {4 * task.d * count / 1e6:,.0f} MB more"
-        )
-        return second if after < before or self.settings.spill else None
+        if share is not None:
+            return [second_cells(task, router, share, recall)]
+        found = ranked(task, router, recall)
+        tried = [first_of(*found, some) for some in SPILLS]
+        return [None, min(tried, key=lambda second: flops_at(task, model, recall, second))]
 
     def _train(self, task: Task) -> Model:
         from amips.learn import Recipe, train
@@ -185,19 +195,29 @@ class Fitting:
                 f"stopped; the same call continues with what is in {self.work}"
             ) from None
 
-    def _stored(self, task: Task, model: Model, second: Second | None) -> Searcher:
-        """The index in the storage asked for, or in the cheaper one."""
-        if self.settings.storage is not None:
-            return _built(task, model, self.settings.storage, second)
-        flat, r = _built(task, model, "flat", second), _lean_rank(task)
-        if r is None:
+    def _stored(self, task: Task, model: Model) -> Searcher:
+        """The cheapest index on val: in the storage asked for, or flat or lean; with second cells, or not."""
+        storage, r = self.settings.storage, None
+        if storage in (None, "lean"):
+            r = _lean_rank(task) or (task.d if storage else None)
+        if r is None and storage is None:
             self.say(f"lean storage: no projection keeps {LEAN_RECALL:.0%} of the top keys; flat it is")
-            return flat
-        small = build(task, model, storage="lean", lean=r, spill=0.0 if second is None else second)
-        costs = [self._cost(flat, task), self._cost(small, task)]
-        dims = f"lean, {r} of {task.d} dimensions"
-        self.say(f"flat storage: {costs[0]:.3g} {self._unit}; {dims}: {costs[1]:.3g} {self._unit}")
-        return small if costs[1] < costs[0] else flat
+        ways: list[tuple[Storage, int | None]] = [(storage, r)] if storage else [("flat", None)]
+        ways += [("lean", r)] if r is not None and storage is None else []
+        seconds = self._seconds(task, model)
+        best, least = None, math.inf
+        self.say("building the index; cost on held-out queries:")
+        for way, dims in ways:
+            for second in seconds:
+                made = build(task, model, storage=way, lean=dims, spill=0.0 if second is None else second)
+                cost = self._cost(made, task)
+                name = f"lean, {dims} of {task.d} dimensions" if dims else way
+                twice = f", {made.spilled:,} keys in two cells" if made.spilled else ""
+                self.say(f"  {name}{twice}: {cost:.3g} {self._unit}")
+                if best is None or cost < least * (WORTH if made.spilled > best.spilled else 1):
+                    best, least = made, cost
+        assert best is not None
+        return best
 
     @property
     def _unit(self) -> str:
@@ -261,10 +281,10 @@ def _rate(keys: Vectors, queries: Vectors) -> float:
     return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(seconds, 1e-9)
 
 
-def _built(task: Task, model: Model | None, storage: Storage, second: Second | None = None) -> Searcher:
-    """The index in this storage."""
+def _plain(task: Task, storage: Storage) -> Searcher:
+    """Plain IVF in this storage."""
     r = (_lean_rank(task) or task.d) if storage == "lean" else None
-    return build(task, model, storage=storage, lean=r, spill=0.0 if second is None else second)
+    return build(task, None, storage=storage, lean=r)
 
 
 def _lean_rank(task: Task) -> int | None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from amips.blas import faiss
 from amips.errors import AmipsError, BundleError
+from amips.index.reading import check_entries, read_array, read_lean, read_second
 from amips.index.running import Running, best_first, best_of, score_candidates
 from amips.lean import Projection
 from amips.vectors import Floats, Vectors
@@ -149,7 +150,7 @@ class FaissIVF:
     @cached_property
     def assignment(self) -> NDArray[np.int32]:
         """The cell of each key."""
-        cells = np.empty(self.n, np.int32)
+        cells = np.full(self.n, -1, np.int32)
         for j in range(self.index.nlist):
             cells[self._ids_of(j)[self._own(j)]] = j
         return cells
@@ -166,13 +167,18 @@ class FaissIVF:
                 return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
             found = _once(*self._scan_by_faiss(x, cells, 2 * k + 2))
             return self._settle_ties(x, cells, *best_of(*found, k + 1))
+        candidates = self._scan_by_faiss(x, cells, self._candidates(k))[1]
+        if self.second is not None:
+            candidates.sort(axis=1)
+            candidates[:, 1:][candidates[:, 1:] == candidates[:, :-1]] = -1
+        return self.score_again(x, candidates, k)
+
+    def _candidates(self, k: int) -> int:
+        """How many are looked for; where some may be found twice as many more, twice k at least."""
         wanted = min(k * self.refine, max(1, self.n))
         if self.second is None:
-            return self.score_again(x, self._scan_by_faiss(x, cells, wanted)[1], k)
-        # A key that was found in both of its cells leaves one candidate fewer, but not fewer than k.
-        candidates = np.sort(self._scan_by_faiss(x, cells, max(2 * k, wanted))[1], axis=1)
-        candidates[:, 1:][candidates[:, 1:] == candidates[:, :-1]] = -1
-        return self.score_again(x, candidates, k)
+            return wanted
+        return max(2 * k, round(wanted * int(self.index.ntotal) / self.n))
 
     def scan_flops(self, keys: Ids, k: int) -> Ids:
         """2 d for each key scanned and, for quantised storage, for each candidate scored again.
@@ -183,7 +189,7 @@ class FaissIVF:
         """
         if self.storage == "flat":
             return 2 * self.d * keys
-        again: Ids = 2 * self.d * np.minimum(keys, k * self.refine)
+        again: Ids = 2 * self.d * np.minimum(keys, self._candidates(k))
         if self.projection is not None:
             return np.asarray(2 * len(self.projection) * (keys + self.d + 16) + again)
         if self.storage == "sq8":
@@ -303,7 +309,7 @@ class FaissIVF:
         return rows
 
     def save(self, directory: Path) -> list[str]:
-        """Write the FAISS file, and the keys where candidates are scored with them."""
+        """Write the FAISS file; keys, projection and second cells beside it, where there are any."""
         faiss.write_index(_in_memory(self.index), str(directory / INDEX))
         if self.keys is not None:
             np.save(directory / KEYS, self.keys)
@@ -332,57 +338,31 @@ class FaissIVF:
         expected = TYPES.get(storage)
         if type(index).__name__ != expected:
             raise BundleError(f"{path} holds a {type(index).__name__}, expected {expected or storage!r}")
-        second = _read_second(directory / SECOND, index) if spilled else None
+        second = read_second(directory / SECOND, index) if spilled else None
         if storage == "flat":
-            return cls(index, storage, second=second)
-        lean = _read_lean(directory / LEAN, index) if storage == "lean" else {}
+            made = cls(index, storage, second=second)
+            if second is not None:
+                check_entries(path, [made._ids_of(j) for j in range(index.nlist)], second, made.n)
+            return made
+        lean = read_lean(directory / LEAN, index) if storage == "lean" else {}
         d = lean["projection"].shape[1] if lean else index.d
         n = index.ntotal if second is None else len(second)
         keys = read_array(directory / KEYS, (n, d), "f", mmap=True)
         made = cls(index, storage, keys, 10, lean.get("projection"), lean.get("centroids"), second)
-        for cell in range(index.nlist):  # FAISS reads the keys that these name, unchecked
-            ids = made._ids_of(cell)
-            if len(ids) and (ids.min() < 0 or ids.max() >= made.n):
-                raise BundleError(f"{path} is damaged: cell {cell} names a key that is not there")
+        check_entries(path, [made._ids_of(j) for j in range(index.nlist)], second, made.n)
         return made
 
 
 def _once(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
-    """The same without a key that is there a second time, by id: -inf and -1 are in its place."""
+    """The same, best first, without a key that is there a second time; -inf and -1 fill up."""
+    if len(ids) == 1:  # one query: the calls are what costs, so as few as can be
+        kept = np.sort(np.unique(ids[0], return_index=True)[1])
+        return scores[:, kept], ids[:, kept]
     order = np.argsort(ids, axis=1, kind="stable")
     scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
     again = ids[:, 1:] == ids[:, :-1]
     scores[:, 1:][again], ids[:, 1:][again] = -np.inf, -1
     return scores, ids
-
-
-def _read_second(path: Path, index: Any) -> NDArray[np.int32]:
-    """The second cells [n], which must account for the entries that are not a key's first."""
-    try:
-        second: NDArray[np.int32] = np.load(path, allow_pickle=False)
-    except Exception as problem:  # a damaged header makes numpy raise nearly anything
-        raise BundleError(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
-    fits = second.dtype == np.int32 and second.ndim == 1 and len(second) + (second >= 0).sum() == index.ntotal
-    if not fits or second.min(initial=-1) < -1 or second.max(initial=-1) >= index.nlist:
-        raise BundleError(f"{path} does not fit the index")
-    return second
-
-
-def _read_lean(path: Path, index: Any) -> dict[str, Floats]:
-    """The projection [r, d] and centroids [c, d] of a lean index."""
-    try:
-        # Opened here: numpy leaves a file that it cannot read open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in ("projection", "centroids")}
-    except Exception as problem:  # a damaged file makes numpy raise nearly anything
-        raise BundleError(f"{path} is damaged: {(str(problem) or repr(problem)).splitlines()[0]}") from None
-    a, centroids = arrays["projection"], arrays["centroids"]
-    if a.ndim != 2 or len(a) != index.d or centroids.shape != (index.nlist, a.shape[1]):
-        shapes = f"{list(a.shape)} and {list(centroids.shape)}"
-        raise BundleError(f"{path} holds {shapes}, which do not fit the index")
-    if a.dtype != np.float32 or centroids.dtype != np.float32:
-        raise BundleError(f"{path} holds {a.dtype} and {centroids.dtype}, expected float32")
-    return arrays
 
 
 def _narrow(count: int) -> Any:
@@ -401,17 +381,6 @@ def _in_memory(index: Any) -> Any:
     copy.replace_invlists(lists, True)
     lists.this.disown()
     return copy
-
-
-def read_array(path: Path, shape: tuple[int, ...], kinds: str, mmap: bool = False) -> NDArray[Any]:
-    """An .npy of a bundle, which must have this shape and one of these kinds of type."""
-    try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
-    except Exception as problem:  # a damaged header makes numpy raise nearly anything
-        raise BundleError(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
-    if array.shape != shape or array.dtype.kind not in kinds:
-        raise BundleError(f"{path} holds {array.dtype} {list(array.shape)}, expected shape {list(shape)}")
-    return array
 
 
 def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection | None) -> None:

@@ -34,7 +34,7 @@ def build(
     out: str | Path | None = None,
     storage: Storage = "flat",
     lean: int | None = None,
-    spill: float | NDArray[np.int32] = 0.0,
+    spill: Any = 0.0,
     ids: Any = None,
 ) -> Searcher:
     """Put the keys of a task into an index that a model routes, and measure it on the val queries.
@@ -62,11 +62,7 @@ def build(
     if out is not None:
         check_place(out)  # before the work, not after it
     labels = None if ids is None else check_labels(ids, task.n)
-    second = None
-    if isinstance(spill, np.ndarray):
-        second = checked_second(spill, task.cells)
-    elif spill != 0:
-        second = second_cells(task, router, spill)
+    second = second_cells(task, router, spill) if np.ndim(spill) == 0 else checked_second(spill, task.cells)
     keys = open_vectors(task.path / "keys.npy")
     projection = None
     if storage == "lean":

@@ -3,7 +3,7 @@
     bundle/
       manifest.json            what is here: versions, sizes, SHA-256, fingerprint, operating points
       data-<id>/
-        index.faiss [, keys.npy] [, second.npy] [, labels.npy] [, model.json, model.safetensors]
+        index.faiss [, keys.npy] [, lean.npz] [, second.npy] [, labels.npy] [, model.json, model.safetensors]
 
 A new version is written into a data directory of its own, and then the manifest is replaced by one
 rename. Before that moment the old bundle is whole, after it the new one is; what is left over of the
@@ -24,7 +24,8 @@ from amips import version
 from amips.errors import BundleError, RunError
 from amips.files import fsync_directory, locked, read_json, read_manifest, write_manifest
 from amips.index import FaissIVF
-from amips.index.faiss_ivf import BESIDE, INDEX, SECOND, read_array
+from amips.index.faiss_ivf import BESIDE, INDEX, SECOND
+from amips.index.reading import read_array
 from amips.nets import load_model
 from amips.nets.model import DESCRIPTION, WEIGHTS
 from amips.route import check_fits

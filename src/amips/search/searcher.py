@@ -62,7 +62,8 @@ class Searcher:
     """Keys in cells, a way to route, and what is known of the recall.
 
     `model` None routes by centroid. `labels` [n] gives the ids to return instead of 0..n-1. `temperature`
-    makes the router's scores say what share of the top keys each cell holds; 0 if it is not known.
+    makes the router's scores say what share of the top keys each cell holds (as their first cell); 0 if it
+    is not known.
     """
 
     engine: Engine
@@ -94,7 +95,7 @@ class Searcher:
 
     @property
     def cells(self) -> NDArray[np.int32]:
-        """The cell of each key, [n]."""
+        """The cell of each key, [n]; the first, if it is in two."""
         return self.engine.assignment
 
     @property

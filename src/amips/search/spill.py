@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.cells import Cells, towards_queries
+from amips.cells import STRENGTH, Cells, towards_queries
 from amips.errors import AmipsError
 from amips.route import Router
 from amips.search.expected import Routed
 from amips.task import Task
 from amips.vectors import Floats, Vectors, open_vectors
 
-SPILL = 0.5  # share of the keys that get a second cell, where that pays
+SPILL = 0.5  # share of the keys that get a second cell, where nothing else is known
 RECALL = 0.95  # of the top keys: what is missed with as many probes as that takes is looked at
 TOP = 10
 PARALLEL, SAVED = 3.0, 0.1  # w and u
@@ -35,19 +35,56 @@ MOST_QUERIES = 1 << 18  # of the log that are looked at
 BLOCK_FLOATS = 1 << 23
 
 
+def checked_share(share: Any) -> float:
+    """A share of the keys."""
+    try:
+        value = float("nan") if isinstance(share, (bool, str)) else float(share)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise AmipsError(f"spill={share!r}: expected a share of the keys, from 0 to 1")
+    return value
+
+
 def second_cells(
-    task: Task, router: Router, share: float = SPILL, recall: float = RECALL
-) -> NDArray[np.int32]:
-    """The second cell of each key [n], -1 for none: this share of the keys has one."""
-    if not 0 <= share <= 1:
-        raise AmipsError(f"spill={share}: expected a share of the keys, from 0 to 1")
+    task: Task,
+    router: Router,
+    share: float = SPILL,
+    recall: float = RECALL,
+    *,
+    strength: float = STRENGTH,
+    saved: float = SAVED,
+) -> NDArray[np.int32] | None:
+    """The second cell of each key [n], -1 for none: this share of the keys has one. None if no key has.
+
+    Args:
+        recall: of the top keys: what training queries miss with as many probes as that takes.
+        strength: s above; for plain cells, too, it pays to know where the queries are.
+        saved: u above. With strength and this 0 the rule is SOAR's.
+    """
+    share = checked_share(share)
+    if task.c == 1 or not round(share * task.n):
+        return None
+    return first_of(*ranked(task, router, recall, strength, saved), share)
+
+
+def first_of(second: NDArray[np.int32], order: NDArray[np.int64], share: float) -> NDArray[np.int32]:
+    """Second cells of this share of the keys only, the first in order."""
+    kept = np.full_like(second, -1)
+    chosen = order[: round(share * len(order))]
+    kept[chosen] = second[chosen]
+    return kept
+
+
+def ranked(
+    task: Task, router: Router, recall: float = RECALL, strength: float = STRENGTH, saved: float = SAVED
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """A second cell for every key [n], and the keys in the order in which they should get it."""
     second, value = np.full(task.n, -1, np.int32), np.full(task.n, np.inf, np.float32)
-    if task.c == 1:
-        return second
     keys, queries = (open_vectors(task.path / name) for name in ("keys.npy", "train/queries.npy"))
     codes, times = _saved(task, router, queries, recall)
     own, step = task.cells.assignment, max(1, BLOCK_FLOATS // task.c)
-    with towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP]) as points:
+    with towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP], strength) as points:
         means = _means(points, task.cells)
         squares = (means**2).sum(axis=1)
         for low in range(0, task.n, step):
@@ -59,13 +96,11 @@ def second_cells(
             loss += np.float32(PARALLEL) * along**2 / length[:, None]
             first, last = np.searchsorted(codes, (low * task.c, (low + len(z)) * task.c))
             key, cell = np.divmod(codes[first:last], task.c)
-            loss[key - low, cell] -= np.float32(SAVED) * times[first:last]
+            loss[key - low, cell] -= np.float32(saved) * times[first:last]
             loss[rows, cells] = np.inf
             second[low : low + step] = loss.argmin(axis=1)
             value[low : low + step] = loss[rows, second[low : low + step]] / length
-    last_ones = np.argsort(value, kind="stable")[round(share * task.n) :]
-    second[last_ones] = -1
-    return second
+    return second, np.argsort(value, kind="stable")
 
 
 def _saved(
@@ -104,8 +139,9 @@ def _means(points: Floats, cells: Cells) -> Floats:
     return np.asarray(sums / np.maximum(cells.sizes, 1)[:, None], np.float32)
 
 
-def checked_second(second: NDArray[np.integer[Any]], cells: Cells) -> NDArray[np.int32]:
-    """Second cells that were given."""
+def checked_second(given: Any, cells: Cells) -> NDArray[np.int32] | None:
+    """Second cells that were given; None if no key has one."""
+    second = np.asarray(given)
     if second.shape != cells.assignment.shape or second.dtype.kind not in "iu":
         what = f"{second.dtype} {list(second.shape)}"
         raise AmipsError(
@@ -115,4 +151,4 @@ def checked_second(second: NDArray[np.integer[Any]], cells: Cells) -> NDArray[np
         raise AmipsError(f"spill: expected cells from 0 to {cells.count - 1}, or -1 for none")
     if (second == cells.assignment).any():
         raise AmipsError("spill: a key has the same cell twice")
-    return np.ascontiguousarray(second, np.int32)
+    return np.ascontiguousarray(second, np.int32) if (second >= 0).any() else None
