@@ -34,7 +34,6 @@ from amips.vectors import Floats, open_vectors
 RECALLS = (0.90, 0.95)
 SEED = 0
 EXTRA = 50_000  # rows that more training signal adds
-SOAR_WEIGHT = 1.0  # of the part of a residual that is parallel to the first one
 SAME = 0.02  # costs that differ by less are the same: so much comes with the choice of the queries
 WALKED = 2_000  # val queries at most for which early stops are simulated
 
@@ -82,27 +81,6 @@ class Trials:
         fits[rows, cells.assignment] = -np.inf
         margin = own - fits.max(axis=1)
         return np.where(margin <= np.quantile(margin, share), fits.argmax(axis=1), -1).astype(np.int32)
-
-    def orthogonal(self, cells: Cells) -> NDArray[np.int32]:
-        """A second cell for every key by SOAR's rule: its residual is small and orthogonal to the first.
-
-        With r = y - c the residual of the key's own cell and r' that of another, it is the cell with the
-        smallest ||r'||^2 + w <r, r'>^2 / ||r||^2.
-        """
-        means = np.zeros((cells.count, self.task.d))
-        keys = np.asarray(self.task.keys)
-        np.add.at(means, cells.assignment, keys)
-        means = (means / np.maximum(cells.sizes, 1)[:, None]).astype(np.float32)
-        second = np.empty(self.task.n, np.int32)
-        for low in range(0, self.task.n, 4096):
-            block, own = keys[low : low + 4096], cells.assignment[low : low + 4096]
-            r = block - means[own]
-            apart = (block**2).sum(axis=1)[:, None] - 2 * block @ means.T + (means**2).sum(axis=1)
-            along = (r * block).sum(axis=1)[:, None] - r @ means.T
-            apart += SOAR_WEIGHT * along**2 / np.maximum((r**2).sum(axis=1), 1e-12)[:, None]
-            apart[np.arange(len(block)), own] = np.inf
-            second[low : low + 4096] = apart.argmin(axis=1)
-        return second
 
     def walk(self, model: Model, cells: Cells) -> Walk:
         """Some val queries on their way through the cells."""
@@ -212,7 +190,9 @@ def main() -> None:
     for share in (0.5, 1.0):
         name = f"{share:.0%} of the keys in the cell that they fit next best by the router's scores"
         tell(name, t.costs(base, cells, t.next_best(base, cells, share)))
-    tell("100% of the keys in a second cell by SOAR's rule alone", t.costs(base, cells, t.orthogonal(cells)))
+    for share in (0.5, 1.0):
+        second = second_cells(task.with_cells(cells), routed, share, strength=0, saved=0)
+        tell(f"{share:.0%} of the keys in a second cell by SOAR's rule alone", t.costs(base, cells, second))
     walk = t.walk(base, cells)
     stops, sentences = early_stops(walk)
     for name, costs in stops.items():

@@ -185,7 +185,10 @@ def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:
 
 
 def own_systems(n: int, d: int, factors: tuple[float, ...] = OWN_SWEEP) -> list[System]:
-    """What `amips.fit` usually makes, with float32 keys and with lean storage; factors x sqrt(n) cells."""
+    """What `amips.fit` usually makes, with float32 keys and with lean storage; factors x sqrt(n) cells.
+
+    Half of the keys are in a second cell, too, which `fit` does where it pays.
+    """
     counts = sorted({_own_cells(n, factor) for factor in factors})
     kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, SCAN_SHARE)}]
     return [System(cells=c, **_own(d), spill=SPILL, **how) for how in kept for c in counts]
