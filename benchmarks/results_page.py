@@ -34,6 +34,9 @@ Held-out queries only, minutes of training. The paper trains on 1 to 10 billion 
 falls short of the paper's, the budget is the first thing to think of, and the number of samples is given.
 Sentences that test a claim of the paper end with "as in the paper" or "not reproduced".
 Every section ends with the command that makes it; `DATA` is a directory with keys and queries.
+
+The first section compares the plain routers. What `amips.fit` makes, which gains more, is measured in
+[what amips gains](../benchmarks/results/win.md) and explained in [How it wins](how-it-wins.md).
 """
 
 
