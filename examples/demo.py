@@ -128,17 +128,10 @@ def costs(summary: Summary) -> str:
         if cost["metric"] != "recall@10":
             continue
         name = cost["family"]
-        reached = [
-            point
-            for point in summary.values["points"]
-            if point["family"] == name and point["recall@10"] >= cost["recall"]
-        ]
-        best = min(reached, key=lambda point: float(point["flops"]), default=None)
-        cells = "" if best is None or " cells" not in best["system"] else best["system"].split(", ")[-1]
         shares = ["-" if cost[a] is None else f"{cost[a]:.1%}" for a in ("scanned", "flops")]
         times = ["-" if cost[a] is None else f"{cost[a] * 1e6:,.0f}" for a in ("single/1", "batch/1")]
-        rows.append([f"{cost['recall']:.2f}", NAMES.get(name, name), cells, *shares, *times])
-    head = ["recall@10", "search", "cells", "keys scanned", "FLOPs", "us a query", f"in batches of {BATCH}"]
+        rows.append([f"{cost['recall']:.2f}", NAMES.get(name, name), *shares, *times])
+    head = ["recall@10", "search", "keys scanned", "FLOPs", "us a query", f"in batches of {BATCH}"]
     return table(head, rows)
 
 

@@ -94,24 +94,28 @@ def _comparison(base: Family, ours: Family, bootstrap: Bootstrap, queries: int, 
         if timed is not None:
             ratios[f"time at {words}"] = timed
             parts.append(f"{in_words(timed, 'time', 'less', 'more')} ({words})")
+    known = {name: ratio for name, ratio in ratios.items() if not math.isinf(ratio.high)} or ratios
     return [
         _conclusion(ratios),
         f"At recall@10 = {target:.2f} on {queries:,} held-out queries, {ours.name} ({_cells(ours, target)}) "
         f"against the best FAISS IVF ({_cells(base, target)}), one thread: {', '.join(parts)}.",
-        f"How many times less, with 95 % intervals: {'; '.join(map(interval, ratios, ratios.values()))}.",
+        f"How many times less, with 95 % intervals: {'; '.join(map(interval, known, known.values()))}.",
         *_regimes(base, ours, bootstrap, {"flops": "FLOPs", **{axis: f"time at {w}" for axis, w in axes}}),
     ]
 
 
 def _conclusion(ratios: dict[str, Ratio]) -> str:
     """In a few words: what is surely saved, by more than a trifle."""
-    saved = {name for name, ratio in ratios.items() if ratio.better and ratio.value > 1 + SMALL}
+    saved = [name for name, ratio in ratios.items() if ratio.better and ratio.value > 1 + SMALL]
+    open_ = [name for name, ratio in ratios.items() if math.isinf(ratio.high)]
+    lost = [name for name in ratios if name not in [*saved, *open_]]
     if not saved:
         return "On this data, with these models, learning does not pay."
-    if saved == {*ratios}:
+    if not lost and not open_:
         return "Learning pays on this data."
-    lost = [name for name in ratios if name not in saved]
-    return f"Learning saves {_and([n for n in ratios if n in saved])} on this data, but not {_and(lost)}."
+    but = f", but not {_and(lost)}" if lost else ""
+    unknown = f"; of {_and(open_)} too little is known" if open_ else ""
+    return f"Learning saves {_and(saved)} on this data{but}{unknown}."
 
 
 def _regimes(base: Family, ours: Family, bootstrap: Bootstrap, axes: dict[Axis, str]) -> list[str]:

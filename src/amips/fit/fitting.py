@@ -16,7 +16,7 @@ from amips import exact, lean
 from amips.cells import fingerprint_of, moved
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, write_json
-from amips.fit.partitions import TOP, Partitions, Second, Settings, Trial, flops_at
+from amips.fit.partitions import COUNTS, TOP, Partitions, Second, Settings, Trial, flops_at
 from amips.index import Storage
 from amips.nets import Linear, Model
 from amips.route import router_for
@@ -65,8 +65,16 @@ class Fitting:
         ours, model = self._routed(task.with_cells(best.cells), best.model)
         made = self._stored(ours, model)
         baseline = _plain(task.with_cells(plain.cells), self.settings.storage or "flat")
-        tried = sum(not trial.strength for trial in trials)
-        return self._compare(task, made, baseline, tried)
+        return self._compare(task, made, baseline, self._swept(trials, plain))
+
+    def _swept(self, trials: list[Trial], plain: Trial) -> str:
+        """Over which numbers of cells plain IVF is the best, and whether others may be better."""
+        counts = sorted(trial.cells.count for trial in trials if not trial.strength)
+        listed = f"{', '.join(f'{count:,}' for count in counts)} cells"
+        if self.settings.cells is not None or len(counts) == len(COUNTS):
+            return listed
+        at_an_end = plain.cells.count in (counts[0], counts[-1])
+        return listed + (" (with more time others may be better)" if at_an_end else "")
 
     def remove(self) -> None:
         """Remove the work of this call, and the folder around it if no other call is at work there."""
@@ -239,7 +247,7 @@ class Fitting:
             taken.append(time.perf_counter() - started)
         return float(np.median(taken)) / len(x)
 
-    def _compare(self, task: Task, made: Searcher, baseline: Searcher, tried: int) -> Searcher:
+    def _compare(self, task: Task, made: Searcher, baseline: Searcher, tried: str) -> Searcher:
         """What was gained, on the test queries; plain IVF where nothing was on val."""
         before_cost, after_cost = self._cost(baseline, task), self._cost(made, task)
         plain = measure(baseline, task.test)
@@ -257,7 +265,7 @@ class Fitting:
         kinds = ["plain IVF", "learned"]
         head = ["recall@10", *(f"FLOPs: {k}" for k in kinds), *(f"keys: {k}" for k in kinds), "fewer FLOPs"]
         self.say("\nshare of what scanning all keys costs, on queries that nothing was chosen by;")
-        self.say(f"plain IVF is the best of {tried} numbers of cells:\n")
+        self.say(f"plain IVF has the best of {tried}:\n")
         self.say(table(head, rows) + "\n")
         costs = f"{before_cost:.3g} (plain IVF) and {after_cost:.3g} (learned) {self._unit}"
         self.say(f"{self.settings.objective} at recall@10 {self.settings.recall} on val: {costs}")

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from amips.errors import BundleError
 
+TOP = 10  # the true top keys whose recall is measured
+
 
 @dataclass(frozen=True)
 class Point:
@@ -17,7 +19,7 @@ class Point:
     probes: int  # with a bound on the share: the mean, rounded up
     recall1: float
     recall10: float
-    scanned: float  # share of the keys
+    scanned: float  # share of the keys, those in two cells counted twice
     flops: float  # routing and scan, for each query
     share: float = 0.0  # 0: every query probes the same number of cells
 
@@ -55,6 +57,11 @@ def point_for(points: list[Point], recall: float, k: int) -> Point:
         raise BundleError("this index has no operating points; give probes instead of recall")
     if not 0 < recall <= 1:
         raise BundleError(f"recall={recall}: expected a share between 0 and 1")
+    if k > TOP:
+        warnings.warn(
+            f"recall is known of the top {TOP}: of the top {k} it is lower; give probes or share instead",
+            stacklevel=4,
+        )
     which = "recall1" if k == 1 else "recall10"
     reached = [point for point in points if getattr(point, which) >= recall]
     if reached:
