@@ -439,7 +439,7 @@ def test_files_and_the_numbers_of_cells_that_are_tried(fast, data, tmp_path, cap
     tried = [line.split() for line in capsys.readouterr().out.splitlines() if " cells, " in line]
     tried = [(int(row[0]), row[2]) for row in tried if row[0].isdigit()]
     counts = [min(round(f * 2000**0.5), 250) for f in COUNTS]  # eight keys a cell, or more
-    assert tried[:4] == [(179, "query-aware"), (179, "plain"), (89, "query-aware"), (89, "plain")]
+    assert tried[:4] == [(179, "query-aware"), (179, "plain"), (250, "query-aware"), (250, "plain")]
     assert {count for count, _ in tried} == set(counts) == {179, 89, 250, 45, 22}
     assert len(tried) == 15  # five numbers, three strengths
     assert found.c in counts

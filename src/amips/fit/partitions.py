@@ -24,7 +24,7 @@ Second = NDArray[np.int32]
 TOP = 10  # the true top keys whose cells the router learns to find
 TRIAL_SHARE = 0.25  # of the time given
 # Cells tried, in units of sqrt(n): the likeliest first, as time may run out.
-COUNTS = (4.0, 2.0, 8.0, 1.0, 16.0, 0.5)
+COUNTS = (4.0, 8.0, 1.0, 2.0, 0.5, 16.0)
 STRENGTHS = (STRENGTH, 0.0, 2 * STRENGTH)  # of query-aware cells; 0 is plain k-means
 ITERATIONS = 10  # of k-means
 TRIALS, FEWEST_POINTS = 6, 16  # k-means looks at fewer points a cell, if so many trials would take too long
