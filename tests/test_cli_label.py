@@ -236,7 +236,7 @@ def test_labelling_does_not_import_torch(folder, made):
 def larger(tmp_path_factory):
     """Enough work to be interrupted."""
     folder = tmp_path_factory.mktemp("larger")
-    keys, queries = make_world(6000, 3000, 16, seed=1)
+    keys, queries = make_world(6000, 12_000, 16, seed=1)
     np.save(folder / "keys.npy", keys)
     np.save(folder / "queries.npy", queries)
     return folder
@@ -262,7 +262,7 @@ def test_a_stopped_run_continues_with_the_same_command(larger, tmp_path, how):
     assert not (tmp_path / "t" / "task.json").exists()
     done = subprocess.run(command, cwd=larger, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(amips.Task(tmp_path / "t", verify=True).train) == 2 * 2800
+    assert len(amips.Task(tmp_path / "t", verify=True).train) == 2 * 11_800
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a pseudo-terminal")
