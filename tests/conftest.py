@@ -1,7 +1,9 @@
 """A small world shared by the tests: keys in clusters, and queries that come from elsewhere."""
 
+import importlib.util
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,3 +107,12 @@ class Silent(Finder):
     @classmethod
     def open(cls, directory, n, d, settings, address):
         return cls(np.load(directory / "keys.npy"))
+
+
+def load_script(name):
+    """A script of benchmarks/ as a module."""
+    path = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

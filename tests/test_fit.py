@@ -272,9 +272,10 @@ def built_ways(out):
     for line in lines:
         if not line.startswith("  "):
             break
-        name, cost = line.strip().rsplit(": ", 1)
+        name, told = line.strip().rsplit(": ", 1)
+        cost = float(told.split()[0].replace(",", "").rstrip("%"))
         twice = name.split(" keys in two cells")[0].split(", ")[-1] if "two cells" in name else "0"
-        ways.append((name.split(",")[0], int(twice.replace(",", "")), float(cost.split()[0])))
+        ways.append((name.split(",")[0], int(twice.replace(",", "")), cost))
     return ways
 
 
@@ -395,8 +396,8 @@ def test_objectives(fast, data, tmp_path, capsys, objective):
     assert [(storage, count > 0) for storage, count, _ in ways] == [
         (storage, spilled) for storage in ("flat", "lean") for spilled in (False, True)
     ]
-    assert all(0 < cost < 1 for *_, cost in ways)
-    unit = "of a full scan" if objective == "flops" else "seconds a query"
+    assert all(cost > 0 for *_, cost in ways)
+    unit = "of a full scan" if objective == "flops" else "us a query"
     assert out.count(f" {unit}\n") >= 4
     if found.model is not None and objective == "flops":
         storage, count, _ = min(ways, key=lambda way: way[2] * (1 if way[1] == 0 else 1 / 0.98))

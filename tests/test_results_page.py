@@ -1,6 +1,5 @@
 """docs/results.md says what the committed result files say, and nothing else."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -10,6 +9,7 @@ import pytest
 
 from amips.bench import load_summary
 from amips.bench.studies import STUDIES as ALL
+from conftest import load_script
 
 ROOT = Path(__file__).parent.parent
 # Those of the appendix join as soon as their results are committed.
@@ -19,10 +19,7 @@ STUDIES = sorted({*MUST, *(path.parent.name for path in ROOT.glob("results/*/sum
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("results_page", ROOT / "benchmarks" / "results_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("results_page")
 
 
 def test_the_page_is_what_the_command_makes_of_the_committed_files(script):

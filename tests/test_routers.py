@@ -1,20 +1,15 @@
 """benchmarks/routers.py: what is compared."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "routers.py"
+from conftest import load_script
 
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("routers", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("routers")
 
 
 def test_a_keynet_with_a_key_for_each_cell_is_there_at_its_size_and_at_its_cost(script):

@@ -1,10 +1,8 @@
 """benchmarks/win.py: engines that search by themselves as references, sentences, the picture, the lock."""
 
-import importlib.util
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,17 +13,12 @@ from amips.bench.systems import System
 from amips.engines import scann_engine
 from amips.errors import ResultsError
 from amips.files import locked
-from conftest import Silent
-
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "win.py"
+from conftest import Silent, load_script
 
 
 @pytest.fixture
 def win():
-    spec = importlib.util.spec_from_file_location("win", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("win")
 
 
 @pytest.mark.parametrize(

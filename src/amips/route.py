@@ -43,6 +43,11 @@ class Router(Protocol):
         """Both together."""
         ...
 
+    @property
+    def floats(self) -> int:
+        """About how many numbers are held at once for one query."""
+        ...
+
     def scores(self, x: Floats) -> Floats:
         """[m, d] -> [m, c], larger is better."""
         ...
@@ -70,6 +75,11 @@ class CentroidRouter:
     def flops(self) -> int:
         """2 c d."""
         return self.coarse_flops
+
+    @property
+    def floats(self) -> int:
+        """A score for each cell."""
+        return self.c
 
     def scores(self, x: Floats) -> Floats:
         """<x, centroid_j>."""
@@ -102,6 +112,11 @@ class CellRouter:
     def flops(self) -> int:
         """One forward pass."""
         return self.network_flops
+
+    @property
+    def floats(self) -> int:
+        """The network's, and a score for each cell: a KeyNet's keys of all cells are far more than these."""
+        return self.c + self.model.architecture.floats
 
     def scores(self, x: Floats) -> Floats:
         """The network's scores."""
@@ -139,6 +154,11 @@ class MapperRouter:
     def flops(self) -> int:
         """Both together."""
         return self.network_flops + self.coarse_flops
+
+    @property
+    def floats(self) -> int:
+        """The network's, and a score for each cell."""
+        return self.c + self.model.architecture.floats
 
     def scores(self, x: Floats) -> Floats:
         """<y^(x), centroid_j>."""

@@ -107,15 +107,15 @@ def _comparison(base: Family, ours: Family, bootstrap: Bootstrap, queries: int, 
 def _conclusion(ratios: dict[str, Ratio]) -> str:
     """In a few words: what is surely saved, by more than a trifle."""
     saved = [name for name, ratio in ratios.items() if ratio.better and ratio.value > 1 + SMALL]
-    open_ = [name for name, ratio in ratios.items() if math.isinf(ratio.high)]
-    lost = [name for name in ratios if name not in [*saved, *open_]]
+    unknown = [name for name, ratio in ratios.items() if math.isinf(ratio.high)]
+    lost = [name for name in ratios if name not in [*saved, *unknown]]
     if not saved:
         return "On this data, with these models, learning does not pay."
-    if not lost and not open_:
+    if not lost and not unknown:
         return "Learning pays on this data."
     but = f", but not {_and(lost)}" if lost else ""
-    unknown = f"; of {_and(open_)} too little is known" if open_ else ""
-    return f"Learning saves {_and(saved)} on this data{but}{unknown}."
+    still = f"; of {_and(unknown)} too little is known" if unknown else ""
+    return f"Learning saves {_and(saved)} on this data{but}{still}."
 
 
 def _regimes(base: Family, ours: Family, bootstrap: Bootstrap, axes: dict[Axis, str]) -> list[str]:

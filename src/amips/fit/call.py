@@ -12,7 +12,7 @@ from amips.errors import AmipsError, VectorError
 from amips.fit.fitting import Fitting
 from amips.fit.partitions import Objective, Settings
 from amips.index import Storage
-from amips.index.faiss_ivf import FEWEST_KEYS
+from amips.index.filling import FEWEST_KEYS
 from amips.search import Searcher, save
 from amips.search.build import check_labels
 from amips.search.bundle import check_place

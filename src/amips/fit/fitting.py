@@ -132,8 +132,8 @@ class Fitting:
         for trial in trials[:TIMED_TRIALS]:
             made = build(task.with_cells(trial.cells), trial.model if routed else None)
             taken.append(self._cost(made, task))
-            kind = "share-bounded, reduced routing" if routed else "plain IVF"
-            self.say(f"  {trial.cells.count:6,} cells, {kind}: {taken[-1]:.3g} {self._unit}")
+            way = "share-bounded, reduced routing" if routed else "plain IVF"
+            self.say(f"  {trial.cells.count:6,} cells, {trial.kind}, {way}: {self._told(taken[-1])}")
         return trials[int(np.argmin(taken))]
 
     def _routed(self, task: Task, untrained: Model) -> tuple[Task, Model]:
@@ -221,15 +221,19 @@ class Fitting:
                 cost = self._cost(made, task)
                 name = f"lean, {dims} of {task.d} dimensions" if dims else way
                 twice = f", {made.spilled:,} keys in two cells" if made.spilled else ""
-                self.say(f"  {name}{twice}: {cost:.3g} {self._unit}")
+                self.say(f"  {name}{twice}: {self._told(cost)}")
                 if best is None or cost < least * (WORTH if made.spilled > best.spilled else 1):
                     best, least = made, cost
         assert best is not None
         return best
 
-    @property
-    def _unit(self) -> str:
-        return "of a full scan" if self.settings.objective == "flops" else "seconds a query"
+    def _told(self, cost: float) -> str:
+        """A cost, in words."""
+        if math.isinf(cost):
+            return f"does not reach recall@10 {self.settings.recall}"
+        if self.settings.objective == "flops":
+            return f"{cost:.2%} of a full scan"
+        return f"{1e6 * cost:,.0f} us a query"
 
     def _cost(self, searcher: Searcher, task: Task) -> float:
         """What the objective names, of one query at the recall asked for; infinite if it is out of reach."""
@@ -267,7 +271,7 @@ class Fitting:
         self.say("\nshare of what scanning all keys costs, on queries that nothing was chosen by;")
         self.say(f"plain IVF has the best of {tried}:\n")
         self.say(table(head, rows) + "\n")
-        costs = f"{before_cost:.3g} (plain IVF) and {after_cost:.3g} (learned) {self._unit}"
+        costs = f"plain IVF {self._told(before_cost)}; learned {self._told(after_cost)}"
         self.say(f"{self.settings.objective} at recall@10 {self.settings.recall} on val: {costs}")
         if after_cost < before_cost:
             return made

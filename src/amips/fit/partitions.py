@@ -54,6 +54,11 @@ class Trial:
     centroid: float  # FLOPs of plain IVF at the recall asked for: the same probes for every query
     routed: float  # ... of the model, as many probes as each query needs
 
+    @property
+    def kind(self) -> str:
+        """What its cells are, in a word or two."""
+        return f"query-aware {self.strength:g}" if self.strength else "plain"
+
 
 class Partitions:
     """What is tried in one call of `fit`; `rate` is how many FLOPs a second labelling reached."""
@@ -81,9 +86,8 @@ class Partitions:
             centroid = 2 * task.d * (count + plain.by_probes(plain.probes_for(recall)).scanned.mean())
             routed = flops_at(task.with_cells(cells), model, recall)
             trials.append(Trial(cells, strength, model, centroid, routed))
-            kind = f"query-aware {strength:g}" if strength else "plain"
             self.say(
-                f"  {count:6,} cells, {kind:15}  plain IVF {centroid / full:6.2%}   "
+                f"  {count:6,} cells, {trials[-1].kind:15}  plain IVF {centroid / full:6.2%}   "
                 f"share-bounded, reduced routing {routed / full:6.2%}"
             )
         return trials

@@ -50,8 +50,7 @@ class Routed:
         second: NDArray[np.int32] | None = None,
     ) -> "Routed":
         """Of queries [m, d] with these top keys [m, k], where `cells` [n] holds the cell of each key."""
-        model = getattr(router, "model", None)  # a KeyNet's keys of all cells are far more than its scores
-        step = max(1, BLOCK_FLOATS // (router.c + (0 if model is None else model.architecture.floats)))
+        step = max(1, BLOCK_FLOATS // router.floats)
         scores = [router.scores(x[low : low + step]) for low in range(0, len(x), step)]
         also = None if second is None else second[top_ids]
         return cls(np.concatenate(scores), cells[top_ids], sizes, temperature, also)

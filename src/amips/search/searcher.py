@@ -238,9 +238,7 @@ class Searcher:
     def _batches(self, effort: "_Effort", k: int) -> Iterator[slice]:
         """Parts of the queries whose scores, cells and results fit in the working memory together."""
         most = int(effort.probes.max(initial=1))
-        each = 4 * self.d + 16 * self.c + 24 * most + 64 * k * self.engine.refine
-        if self.model is not None:  # a KeyNet's keys of all cells are far larger than its scores
-            each += 4 * self.model.architecture.floats
+        each = 4 * self.d + 12 * self.c + 4 * self.router.floats + 24 * most + 64 * k * self.engine.refine
         step = max(1, inputs.BATCH_BYTES // each)
         return (slice(low, low + step) for low in range(0, len(effort.probes), step))
 
