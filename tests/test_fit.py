@@ -437,7 +437,9 @@ def test_files_and_the_numbers_of_cells_that_are_tried(fast, data, tmp_path, cap
     found = amips.fit(
         tmp_path / "keys.npy", str(tmp_path / "queries.npy"), minutes=1, out=str(tmp_path / "b")
     )
-    tried = [line.split() for line in capsys.readouterr().out.splitlines() if " cells, " in line]
+    out = capsys.readouterr().out
+    assert "plain IVF has the best of 22, 45, 89, 179, 250 cells:\n" in out
+    tried = [line.split() for line in out.splitlines() if " cells, " in line]
     tried = [(int(row[0]), row[2]) for row in tried if row[0].isdigit()]
     counts = [min(round(f * 2000**0.5), 250) for f in COUNTS]  # eight keys a cell, or more
     assert tried[:4] == [(179, "query-aware"), (179, "plain"), (250, "query-aware"), (250, "plain")]
@@ -450,8 +452,10 @@ def test_files_and_the_numbers_of_cells_that_are_tried(fast, data, tmp_path, cap
 
 def test_in_little_time_two_partitions_are_tried(fast, data, tmp_path, capsys):
     amips.fit(data[0], data[1], minutes=1e-4, out=tmp_path / "b")
-    tried = [line for line in capsys.readouterr().out.splitlines() if "share-bounded" in line]
+    out = capsys.readouterr().out
+    tried = [line for line in out.splitlines() if "share-bounded" in line]
     assert ["query-aware" in line for line in tried] == [True, False]
+    assert "plain IVF has the best of 179 cells (with more time others may be better):" in out
 
 
 def test_an_old_bundle_is_replaced(fast, data, tmp_path):

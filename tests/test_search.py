@@ -816,3 +816,10 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     want = amips.load(tmp_path / "bundle").search(x, 5, 2)[1]
     np.testing.assert_array_equal(np.load(tmp_path / "ids.npy"), want)
+
+
+def test_recall_is_known_of_the_top_ten_only():
+    points = [amips.Point(1, 0.9, 0.9, 0.1, 1.0)]
+    with pytest.warns(UserWarning, match="recall is known of the top 10: of the top 11 it is lower"):
+        assert point_for(points, 0.5, 11) is points[0]
+    assert point_for(points, 0.5, 10) is points[0]  # a warning would be an error

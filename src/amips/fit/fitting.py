@@ -16,7 +16,7 @@ from amips import exact, lean
 from amips.cells import fingerprint_of, moved
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, write_json
-from amips.fit.partitions import COUNTS, TOP, Partitions, Second, Settings, Trial, flops_at
+from amips.fit.partitions import TOP, Partitions, Second, Settings, Trial, flops_at
 from amips.index import Storage
 from amips.nets import Linear, Model
 from amips.route import router_for
@@ -60,21 +60,13 @@ class Fitting:
     def run(self, keys: Vectors, queries: Vectors) -> Searcher:
         """The best searcher found."""
         task = self._label(keys, queries)
-        trials = Partitions(self.work, self.settings, self.rate, self.say).tried(task)
+        partitions = Partitions(self.work, self.settings, self.rate, self.say)
+        trials = partitions.tried(task)
         plain, best = self._chosen(task, trials)
         ours, model = self._routed(task.with_cells(best.cells), best.model)
         made = self._stored(ours, model)
         baseline = _plain(task.with_cells(plain.cells), self.settings.storage or "flat")
-        return self._compare(task, made, baseline, self._swept(trials, plain))
-
-    def _swept(self, trials: list[Trial], plain: Trial) -> str:
-        """Over which numbers of cells plain IVF is the best, and whether others may be better."""
-        counts = sorted(trial.cells.count for trial in trials if not trial.strength)
-        listed = f"{', '.join(f'{count:,}' for count in counts)} cells"
-        if self.settings.cells is not None or len(counts) == len(COUNTS):
-            return listed
-        at_an_end = plain.cells.count in (counts[0], counts[-1])
-        return listed + (" (with more time others may be better)" if at_an_end else "")
+        return self._compare(task, made, baseline, _swept(trials, plain, partitions.counts(task.n)))
 
     def remove(self) -> None:
         """Remove the work of this call, and the folder around it if no other call is at work there."""
@@ -291,6 +283,15 @@ def _rate(keys: Vectors, queries: Vectors) -> float:
     # Of the difference: what a call costs whatever it is asked is not part of a rate.
     seconds = taken[1] - taken[0] if taken[1] > taken[0] else taken[1]
     return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(seconds, 1e-9)
+
+
+def _swept(trials: list[Trial], plain: Trial, wanted: list[int]) -> str:
+    """Over which numbers of cells plain IVF is the best, and whether one that was left out may be better."""
+    counts = sorted(trial.cells.count for trial in trials if not trial.strength)
+    left_out = set(wanted) - set(counts)
+    at_an_end = plain.cells.count in (counts[0], counts[-1])
+    more = " (with more time others may be better)" if left_out and at_an_end else ""
+    return f"{', '.join(f'{count:,}' for count in counts)} cells{more}"
 
 
 def _plain(task: Task, storage: Storage) -> Searcher:

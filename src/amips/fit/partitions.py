@@ -117,12 +117,16 @@ class Partitions:
         partial.rename(path)
         return made
 
+    def counts(self, n: int) -> list[int]:
+        """The numbers of cells that would be tried, if there is time: the one asked for, or several."""
+        if self.settings.cells is not None:
+            return [self.settings.cells]
+        most = max(2, n // 8)
+        return list(dict.fromkeys(min(max(2, round(f * n**0.5)), most) for f in COUNTS))
+
     def _candidates(self, n: int) -> Iterator[tuple[int, float]]:
         """Numbers of cells and strengths, the likeliest first; both kinds of cells come early."""
-        given = self.settings.cells
-        most = max(2, n // 8)
-        counts = [given] if given else [min(max(2, round(f * n**0.5)), most) for f in COUNTS]
-        counts = list(dict.fromkeys(counts))
+        counts = self.counts(n)
         pairs = [(count, strength) for strength in STRENGTHS for count in counts]
         # By turns: an aware and a plain partition of each number, the third strength last.
         early = [pair for count in counts for pair in ((count, STRENGTHS[0]), (count, STRENGTHS[1]))]
