@@ -125,10 +125,13 @@ def test_a_fit_says_how_far_its_points_are_off_and_leaves_out_what_is_missing():
 
 
 def test_the_numbers_of_keys():
-    assert scaling.ladder("small", 100_000) == [10_000, 31_623, 100_000]
-    full = scaling.ladder("full", 100_000)
-    assert (full[0], full[-1]) == (10_000, 2_000_000)
-    assert full == sorted(full)
+    assert scaling.ladder("smoke", 1000) == [100, 316, 1000]
+    for scale in ("small", "full"):
+        found = scaling.ladder(scale, 100_000)
+        assert (found[0], found[-1]) == (10_000, 2_000_000)
+        assert found == sorted(found)
+    assert scaling.counts(10_000) == [200, 400, 800]
+    assert scaling.counts(60) == [15, 30]  # two keys a cell at least
 
 
 def test_generated_keys_lie_among_those_of_their_cell(place, tmp_path):
@@ -184,7 +187,7 @@ def test_the_peak_of_memory_is_seen_and_errors_are_not_hidden():
 
 
 def rows(flops, leads):
-    """Values of a scaling study with these costs (x, drop-in, routed, linear) and leads, at 10 and 1,000."""
+    """Values of a scaling study with these costs, by way, and leads, at 10 and 1,000."""
     made = []
     for n, costs, lead in zip((10, 1000), flops, leads, strict=True):
         made.append(
@@ -204,14 +207,19 @@ def rows(flops, leads):
     for what, pick in scaling.MEASURES.items():
         found = scaling.fit([10, 1000], [math.nan if pick(row) is None else pick(row) for row in made])
         grows[what] = None if found is None else vars(found)
-    return {"rows": made, "growth": grows, "labelled": 100}
+    return {"rows": made, "control": None, "growth": grows, "labelled": 100}
+
+
+COSTS = [(100.0, None, 50.0, 200.0, 25.0), (1000.0, None, 250.0, 1000.0, 500.0)]
 
 
 def test_scaling_says_what_grows_and_what_was_not_reproduced():
-    values = rows([(100.0, None, 50.0, 200.0), (1000.0, None, 250.0, 1000.0)], [0.05, 0.04])
-    grow, cost, linear, routed, mapped = scaling._verdict(values, True)
+    values = rows(COSTS, [0.05, 0.04])
+    grow, cost, own, linear, routed, mapped = scaling._verdict(values)
     assert "labelling a query grows as n^1.00, training KeyNet XS on a sample as n^0.50" in grow
     assert "x n^0.50, mapped (drop-in) does not reach it" in cost
+    assert "amips needs 4.00 times fewer FLOPs at 10 keys and 2.00 times fewer at 1,000" in own
+    assert own.endswith("shrinks.")
     assert (
         "needs 2.00 times more FLOPs at 10 keys and 1.00 times fewer at 1,000: with n, what it is worth"
         in linear
@@ -220,10 +228,20 @@ def test_scaling_says_what_grows_and_what_was_not_reproduced():
     assert "2.00 times fewer FLOPs at 10 keys and 4.00 times fewer at 1,000" in routed
     assert "+5.0 points at 10, +4.0 points at 1,000: as in the paper" in mapped
     assert "generated" not in grow
-    assert "generated" in scaling._verdict(values, False)[0]
     for leads in ([0.05, 0.0], [0.05, None]):
-        worse = rows([(100.0, None, 50.0, 200.0), (1000.0, None, 250.0, 1000.0)], leads)
-        assert "not reproduced" in scaling._verdict(worse, True)[-1]
+        assert "not reproduced" in scaling._verdict(rows(COSTS, leads))[-1]
+
+
+def test_generated_keys_are_said_to_be_and_compared_with_those_of_the_data():
+    values = rows(COSTS, [0.05, 0.04])
+    values["control"] = {"n": 300, "flops": dict(zip(scaling.WAYS, (90.0, 1.0, 1.0, 1.0, 30.0), strict=True))}
+    said = scaling._verdict(values)
+    assert "(generated ones among them)" in said[0]
+    (compared,) = [line for line in said if "of the data alone" in line]
+    assert "Of the 300 keys of the data alone, amips needs 3.00 times fewer FLOPs than x" in compared
+    assert compared.endswith("of 1,000 keys with generated ones among them, 2.00 times fewer.")
+    values["control"]["flops"] = dict.fromkeys(scaling.WAYS)
+    assert not any("of the data alone" in line for line in scaling._verdict(values))
 
 
 # encoders, without running it
@@ -334,11 +352,7 @@ def test_scaling(place, tmp_path, monkeypatch):
     assert [row["n"] for row in found] == [60, 190, 600]
     for row in found:
         n = row["n"]
-        own = (
-            lab
-            if n == 600
-            else Lab(lab.data, replace(lab.scale, keys=n), place / "out" / "scaling" / f"n-{n}")
-        )
+        own = Lab(lab.data, replace(lab.scale, keys=n), place / "out" / "scaling" / f"n-{n}")
         task = own.mapping_task()
         assert task.n == n
         run = own.run_directory("keynet-xs", task)
@@ -348,7 +362,7 @@ def test_scaling(place, tmp_path, monkeypatch):
         assert row["network bytes"] == sum(weight.nbytes for weight in model.weights.values())
         index = FaissIVF.build(own.keys, np.zeros(n, np.int32), own.keys.load()[:1], "flat").index
         listed = n * (index.code_size + np.dtype(np.int64).itemsize)
-        assert row["index bytes"] == listed + 4 * 16 * sweep(n)[-1]
+        assert row["index bytes"] == listed + 4 * 16 * scaling.counts(n)[-1]
         assert row["training seconds"] == pytest.approx(1e6 * model.about["seconds"] / 4096)
         assert row["recall"]["centroid"] == pytest.approx(0.9) or row["flops"]["centroid"] is None
         # FLOPs at the level once more: between the two nearest points of the raw runs' front.
@@ -364,8 +378,8 @@ def test_scaling(place, tmp_path, monkeypatch):
         assert row["flops"]["centroid"] == pytest.approx(cost_at(costs, recalls, 0.9))
         assert row["labelling seconds"] > 0
     # The same queries, whatever the number of keys; keys of the data.
-    first = np.load(place / "out" / "scaling" / "n-60" / "work" / "queries.npy")
-    np.testing.assert_array_equal(first, np.load(lab.work / "queries.npy"))
+    first, last = (np.load(place / "out" / "scaling" / f"n-{n}" / "work" / "queries.npy") for n in (60, 600))
+    np.testing.assert_array_equal(first, last)
     few = np.load(place / "out" / "scaling" / "n-60" / "work" / "keys.npy")
     assert {row.tobytes() for row in few} <= {row.tobytes() for row in np.load(place / "first" / "keys.npy")}
     grows = summary.values["growth"]
@@ -389,8 +403,10 @@ def test_scaling_beyond_the_data_generates_keys(place, tmp_path, monkeypatch):
     lab = Lab(place / "first", "smoke", tmp_path / "out")
     summary = checked(scaling.run(lab), tmp_path, tmp_path / "saved")
     assert [row["n"] for row in summary.values["rows"]] == [200, 900]
-    assert ("which keys", "of the data and mixtures of these") in summary.facts
+    assert ("which keys", "600 of the data, and mixtures") in summary.facts
     assert "(generated ones among them)" in summary.verdict[0]
+    assert summary.values["control"]["n"] == 600
+    assert [row[0] for row in summary.tables[1].rows] == ["200", "900", "600, of the data alone"]
     keys = np.load(tmp_path / "out" / "scaling" / "n-900" / "work" / "keys.npy")
     assert keys.shape == (900, 16)
     stored = {row.tobytes() for row in np.load(place / "first" / "keys.npy")}

@@ -19,7 +19,7 @@ from amips.bench.machine import threads
 from amips.bench.store import WORK, Run, Store
 from amips.bench.systems import CENTROID, LINEAR, SLUG_DIGEST, System
 from amips.blas import threads as limit_threads
-from amips.cells import Cells, fingerprint_of, query_aware
+from amips.cells import POINTS_PER_CELL, Cells, fingerprint_of, query_aware
 from amips.engines import ENGINES, Finder, Mapped, engine_class
 from amips.engines import build as build_engine
 from amips.engines import load as load_engine
@@ -54,6 +54,8 @@ class Settings:
     seed: int = 0
     progress: bool = False
     all_threads: bool = True  # also take times on all threads, beside those on one
+    iterations: int = 20  # of k-means,
+    points: int = POINTS_PER_CELL  # ... on at most so many keys a cell
 
 
 class Bench:
@@ -222,7 +224,17 @@ class Bench:
         if not (folder / "assignment.npy").exists():
             queries = open_vectors(self.task.path / "train" / "queries.npy")
             top = np.asarray(self.task.train.top_ids)[:, : self.settings.k]
-            made = query_aware(self.keys, queries, top, count, strength=aware, seed=self.settings.seed)
+            how = self.settings
+            made = query_aware(
+                self.keys,
+                queries,
+                top,
+                count,
+                strength=aware,
+                iterations=how.iterations,
+                points=how.points,
+                seed=how.seed,
+            )
             folder.mkdir(parents=True, exist_ok=True)
             np.save(folder / "centroids.npy", made.centroids)
             np.save(folder / "assignment.partial.npy", made.assignment)

@@ -189,10 +189,19 @@ class Lab:
         """Where a run is kept."""
         return self.work / f"run-{name}-{task.path.name}"
 
-    def linear(self, task: Task, share: float = 0.5) -> Model:
+    def linear(self, task: Task, share: float = 0.5, rank: int = 0) -> Model:
         """The linear router, which learns the cells of the top keys: half the budget of a network."""
         recipe = Recipe(route_top=min(10, task.train.top_ids.shape[1]))
-        return self.model(task, Linear(), f"linear-{task.c}", recipe, share, evaluations=1)
+        name = _linear_name(task, rank)
+        return self.model(task, Linear(rank=rank or None), name, recipe, share, evaluations=1)
+
+    def linear_directory(self, task: Task, rank: int = 0) -> Path:
+        """Where the run of `linear` is kept."""
+        return self.run_directory(_linear_name(task, rank), task)
+
+
+def _linear_name(task: Task, rank: int) -> str:
+    return f"linear-{task.c}" + (f"-rank-{rank}" if rank else "")
 
 
 def find(data: Path, name: str) -> tuple[Path, bool]:

@@ -104,9 +104,7 @@ def _run(
         systems.append(System(cells=task.c, router=directory, label=entry.name))
     linear = lab.linear(task)
     seen["linear"] = int(linear.about["samples"])
-    systems.append(
-        System(cells=task.c, router=str(lab.run_directory(f"linear-{task.c}", task)), label="linear")
-    )
+    systems.append(System(cells=task.c, router=str(lab.linear_directory(task)), label="linear"))
     tested, raw = run_systems(lab, task, name, systems, [k for k in top if k <= task.c], times=False)
     base = next(family for family in tested if family.role == "baseline")
     contenders = [family for family in tested if family is not base]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +32,18 @@ def run_systems(
     return on_test(runs, task), runs
 
 
-def bench_of(lab: Lab, task: Task, folder: str) -> Bench:
-    """What runs systems on a task and stores the runs in `folder` of the lab's `out`."""
+def bench_of(lab: Lab, task: Task, folder: str, **options: Any) -> Bench:
+    """What runs systems on a task and stores the runs in `folder` of the lab's `out`; other `Settings`."""
     about = {"kind": "results", "keys": task.fingerprint, "study": folder, "seed": lab.seed}
     store = Store(lab.out / folder, about)
     batch, singles = (64, 8) if lab.scale.name == "smoke" else (1024, 64)
     settings = Settings(
-        batch=batch, singles=singles, rounds=lab.scale.rounds, seed=lab.seed, progress=lab.progress
+        batch=batch,
+        singles=singles,
+        rounds=lab.scale.rounds,
+        seed=lab.seed,
+        progress=lab.progress,
+        **options,
     )
     return Bench(task, store, settings, work=lab.work)
 
