@@ -16,11 +16,20 @@ def ratio(times: dict[str, list[float]], flops: dict[str, float], name: str, bas
     return statistics.median(shares)
 
 
-def write(name: str, title: str, command: str, head: list[str], rows: list[list[str]], raw: object) -> None:
-    """Print a Markdown table and store it beside the raw figures."""
+def write(
+    name: str,
+    title: str,
+    command: str,
+    head: list[str],
+    rows: list[list[str]],
+    raw: object,
+    more: str = "",
+) -> None:
+    """Print a Markdown table, and `more` text below it, and store both beside the raw figures."""
     machine = describe()
     about = ", ".join(f"{k} {v}" for k, v in machine.items())
-    text = f"# {title}\n\n`{command}`\n\n{markdown(head, rows)}\n\n{about}.\n"
+    text = f"# {title}\n\n`{command}`\n\n{markdown(head, rows)}\n\n" + (f"{more}\n\n" if more else "")
+    text += f"{about}.\n"
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(text)
