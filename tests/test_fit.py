@@ -411,6 +411,14 @@ def test_few_keys(fast, tmp_path, capfd):
     np.testing.assert_array_equal(found.search(queries, probes=found.c)[1], exact_top(keys, queries))
 
 
+def test_few_queries_are_said_to_be(fast, tmp_path, capsys):
+    for count, few in ((999, True), (1000, False)):
+        keys, queries = make_world(300, count, 8, seed=2)
+        amips.fit(keys, queries, minutes=0.1, cells=4, out=tmp_path / "b")
+        said = "few queries: what is chosen rests on 199 of them, and what is reported on 199 others"
+        assert (said in capsys.readouterr().out) == few
+
+
 def test_ids_do_not_change_what_is_measured(fitted, data, tmp_path):
     """Recall is of keys, whatever they are called."""
     names = [f"key {i}" for i in range(2000)]

@@ -821,7 +821,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("network", [amips.SupportNet(width=8, depth=2), amips.KeyNet(width=8, depth=2)])
     def test_networks_need_targets_for_each_cell(self, untargeted, network, tmp_path):
-        with pytest.raises(RunError, match="label without cell_targets=False") as caught:
+        with pytest.raises(RunError, match="label again without cell_targets=False") as caught:
             train(untargeted, tmp_path / "run", network)
         assert one_line(caught)
         assert not (tmp_path / "run").exists()

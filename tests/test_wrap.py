@@ -120,6 +120,12 @@ def test_flat_scores_are_true_inner_products(data):
     assert (np.diff(scores, axis=1) <= 0).all()
 
 
+def test_what_is_wrapped_is_said_in_one_line(data):
+    index = make_index(data[0], "PCA8,IVF12,Flat")
+    said = repr(amips.wrap(index, identity(D)))
+    assert said == "<Wrapped: IndexIVFFlat of 1,500 keys, d = 16, 12 cells, routed by key>"
+
+
 def test_the_mapper_decides(data):
     """With one probe the cell is the one nearest to the predicted key."""
     keys, queries = data

@@ -41,8 +41,8 @@ def fit(
     Labels the queries; tries numbers of cells, plain and query-aware; trains a linear router for the best;
     builds the index with float32 keys and with lean storage, with second cells and without. Everything is
     chosen on held-out queries, and what was gained over plain IVF is measured on others and printed. If
-    nothing was, the bundle is plain IVF. Work in progress is kept beside `out` and reused when the same call
-    is made again.
+    nothing was, the bundle is plain IVF. Work in progress is kept in `OUT.work`, reused when the same call is
+    made again and removed at its end; what a call left there that is not made again may be deleted.
 
     Args:
         keys, queries: arrays or files, see `open_vectors`.

@@ -31,6 +31,7 @@ from amips.vectors import Vectors, open_vectors
 LABEL_SHARE, TRAIN_SHARE = 0.4, 0.2  # of the time given, beside that of trials; the rest is for measuring
 PILOT = 2048  # queries labelled to see how long that takes
 LEAST = 100  # queries, however short the time
+FEW = 1000  # queries: with fewer, what is chosen and reported rests on too few to be sure of
 HELD = 1000  # queries to choose by, and as many to report on
 CALL, WORK_TASK, WORK_RUN = "fit.json", "task", "run"  # in the directory of work in progress
 LEAN_SHARES = (0.25, 1 / 3, 0.4, 0.5, 0.6)  # of the dimensions, of lean storage: the smallest that will do,
@@ -92,6 +93,11 @@ class Fitting:
             queries = open_vectors(queries.take(drawn), "queries")
         held = max(1, min(HELD, queries.n // 5))
         self.say(f"{keys.n:,} keys, {queries.n:,} queries of dimension {keys.d}: finding their top keys ...")
+        if queries.n < FEW:
+            self.say(
+                f"few queries: what is chosen rests on {held:,} of them, and what is reported on {held:,} "
+                "others; some thousands would do better"
+            )
         try:
             return label(
                 keys,

@@ -70,7 +70,10 @@ class TopCells:
 
 def _need_cell_targets(task: Task) -> None:
     if task.c > 1 and not task.has_cell_targets:
-        raise RunError(f"{task.path} has no targets for each cell: label without cell_targets=False")
+        raise RunError(
+            f"{task.path} has no targets for each cell, which this network learns from: "
+            "label again without cell_targets=False (--no-cell-targets)"
+        )
 
 
 class CellBatches(_Rows):

@@ -37,6 +37,13 @@ class Wrapped:
         """The dimension of queries."""
         return int(self.index.d)
 
+    def __repr__(self) -> str:
+        kind = type(self.ivf).__name__
+        return (
+            f"<Wrapped: {kind} of {self.ivf.ntotal:,} keys, d = {self.d}, {self.ivf.nlist:,} cells, "
+            f"routed by {self.model.architecture.kind}>"
+        )
+
     def search(
         self,
         x: Any,

@@ -84,7 +84,10 @@ def label(
         raise VectorError(f"query_aware={query_aware}: expected a finite number, not negative")
     if cell_targets and isinstance(cells, partition.Cells) and (cells.sizes == 0).any():
         empty = int((cells.sizes == 0).argmax())
-        raise VectorError(f"cell {empty} holds no keys, so it has no top key; label with cell_targets=False")
+        raise VectorError(
+            f"cell {empty} holds no keys, so it has no top key; label with cell_targets=False "
+            "(--no-cell-targets)"
+        )
     exact.check_memory(memory, keys.d, min(k, keys.n), count)
     given = None if split is None else _given_split(split, queries)
     hint = ', or keep them with zero="keep" (--keep-zero)'
