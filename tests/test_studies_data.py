@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from amips.bench.studies import leak, shift, timing
+from amips.bench.studies import leak, leak_search, shift, timing
 from amips.bench.studies.lab import Lab
 from amips.bench.summary import load_summary
 from amips.learn import evaluate
@@ -221,6 +221,39 @@ def test_leak(lab, tmp_path):
         assert one["difference"] == pytest.approx(one["leaky"] - one["held"])
         assert one["interval"][0] <= one["difference"] <= one["interval"][1]
     assert leak.run(lab).values == values
+    assert summary.verdict[2:4] == leak_search.search_sentences(values["search"])
+    # What the predicted key finds first, once more from the raw runs: its best recall on either kind of rows.
+    ranks = []
+    for raw in lab.out.glob("leak/runs/ivf-*-model-drop-in-*.npz"):
+        with np.load(raw) as run:
+            ranks.append(run["rank"])
+    for kind, part in (("leaky", slice(0, 100)), ("held", slice(100, None))):
+        best = max(float((rank[part] == 1).mean()) for rank in ranks)
+        assert values["search"]["recall@1"][kind]["front"]["KeyNet XS, drop-in"][1][-1] == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("leaky", "held", "end"),
+    [
+        (
+            0.2,
+            -0.1,
+            "+20.0 points on leaky rows and -10.0 points on held-out rows: it leads only where relatives",
+        ),
+        (0.2, 0.1, ": it leads on both."),
+        (
+            0.005,
+            None,
+            "+0.5 points on leaky rows and nowhere comparable on held-out rows: it leads on neither.",
+        ),
+        (None, 0.3, ": it leads on held-out rows only."),
+    ],
+)
+def test_where_the_predicted_key_leads_is_said(leaky, held, end):
+    name = leak_search.DROP_IN
+    values = {"leaky": {"lead": {name: leaky}}, "held": {"lead": {name: held}}}
+    for said in leak_search.search_sentences(dict.fromkeys(leak_search.SEARCHED, values)):
+        assert end in said
 
 
 def test_leak_measures_what_evaluate_does(lab):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from amips import exact
 from amips.bench.machine import describe
 from amips.bench.studies.lab import Lab
+from amips.bench.studies.leak_search import search_chart, search_sentences, search_table, searched
 from amips.bench.studies.mappers import per_row
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.nets import KeyNet
@@ -180,13 +181,17 @@ def run(lab: Lab) -> Summary:
         "held_with_relatives": float(np.isin(sources["held"], trained).mean()),
         "samples": int(net.about["samples"]),
         "times_seen": net.about["samples"] / len(task.train),
+        "search": searched(lab, task, lab.run_directory("leak", task)),
     }
     return Summary(
         name="leak",
         title="What noise before the split is worth",
         verdict=_verdict(values),
-        tables=[_table(values)],
-        charts=[_errors_chart(rows["leaky"]["erel"], rows["held"]["erel"])],
+        tables=[_table(values), search_table(values["search"])],
+        charts=[
+            _errors_chart(rows["leaky"]["erel"], rows["held"]["erel"]),
+            search_chart(values["search"]),
+        ],
         facts=[
             ("keys", f"{task.n:,} of dimension {task.d}"),
             ("training rows", f"{len(task.train):,} of {values['sources']['pool']:,} source queries"),
@@ -258,6 +263,7 @@ def _verdict(values: dict[str, Any]) -> list[str]:
             f"{what}: {one['leaky']:.3f} on leaky rows, {one['held']:.3f} on held-out ones, a difference of "
             f"{one['difference']:+.3f} ({low:+.3f} to {high:+.3f}): {worth}."
         )
+    said += search_sentences(values["search"])
     memory = values[LOOKUP]
     said.append(
         f"A lookup that does nothing but memorise is right on {memory['leaky']:.1%} of the leaky rows and "
