@@ -19,15 +19,18 @@ import amips
 from amips.bench import System, bench
 from amips.bench.running import Settings
 from amips.bench.studies.lab import Lab, Scale
-from amips.bench.systems import engine_systems, load_models, own_on_engines, own_systems
+from amips.bench.systems import engine_systems, load_models, own_on_engines, own_systems, sweep
 from amips.engines import ENGINES, engine_class, missing
 from amips.table import markdown
+from amips.task import Task
 
 TARGETS = (0.9, 0.95)
 TOLD = 0.95  # of these, where keys scanned and FLOPs are told
-BATCH = Settings().batch
+DEFAULTS = {"keys": 20_000, "queries": 40_000, "samples": 1_000_000, "minutes": 0.5, "rounds": 3}
 TIMES = ("single/1", "batch/1")
 KEPT = ("budget", "recall@1", "recall@10", "flops", "scanned", *TIMES)  # of a point
+TOLD_OF = "times less time than x (batch 1 / {batch:,}):"
+MISSED, MISSED_BY_X = "not reached on", "not reached with x on"
 X, DROP_IN, ROUTED, OWN = WAYS = ("x", "drop-in", "routed by KeyNet", "amips")
 
 
@@ -51,24 +54,58 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("engines-work"))
-    for name, value in (("keys", 20_000), ("queries", 40_000), ("samples", 1_000_000), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in DEFAULTS.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
     o = parser.parse_args()
+    absent = missing()
+    found = [name for name in ENGINES if name not in absent]
+    task, measured = measure(o, found)
+    batch = min(Settings().batch, len(task.test))
+    title = f"Engines: {task.n:,} keys, d = {task.d}, KeyNet XS of {o.samples:,} samples"
+    if absent:
+        title += f" (not here: {', '.join(absent)})"
+    head = ["engine", "searched with", "best recall@10"]
+    for target in TARGETS:
+        head += [f"us at recall@10 {target}, batch 1", f"batch {batch:,}"]
+    head += [f"keys scanned at {TOLD}", f"FLOPs at {TOLD}, share of a full scan"]
+    rows = [row(one, measured[name, X]) for (name, _), one in measured.items()]
+    raw = [
+        {
+            "engine": one.engine,
+            "way": one.way,
+            "points": [{n: p[n] for n in KEPT if n in p} for p in one.points],
+        }
+        for one in measured.values()
+    ]
+    text = (
+        f"{len(task.test):,} held-out queries, one thread as far as an engine lets itself be limited. In "
+        "brackets: how many times less time than the same engine searched with x; below 1 is a loss. A dash: "
+        "that recall is not reached. Drop-in asks for the neighbours of the predicted key, four times as "
+        "many as are wanted, and scores these with x. FAISS IVF with x is the best of sqrt(n) / 2 to 10 "
+        "sqrt(n) cells; every other engine has its defaults, and what is routed has 4 sqrt(n) cells."
+    )
+    more = [text, summary(measured, batch), supports(found, measured)]
+    given = {name: getattr(o, name) for name in DEFAULTS}
+    options = "".join(f" --{name} {value}" for name, value in given.items() if value != DEFAULTS[name])
+    write("engines", title, f"python benchmarks/engines.py DATA{options}", head, rows, raw, "\n\n".join(more))
+
+
+def measure(o: argparse.Namespace, found: list[str]) -> tuple[Task, dict[tuple[str, str], Measured]]:
+    """The task, and every engine in every way, by (its name, the way)."""
     scale = Scale("engines", o.keys, o.queries, 1000, 1, None, o.samples, "default", ("XS",), 3)
     lab = Lab(o.data, scale, o.work, progress=True)
     task = lab.mapping_task()
     lab.model(task, amips.KeyNet(size="XS"), "keynet-xs")
     run = str(lab.run_directory("keynet-xs", task))
-    absent = missing()
-    found = [name for name in ENGINES if name not in absent]
-    cells = round(4 * math.sqrt(task.n))
-    ivf: dict[str, Any] = {"cells": cells, "router": run, "label": "KeyNet XS"}
-    systems = [System(cells=cells), System(**ivf), System(**ivf, route="drop-in-rescored")]
+    ivf: dict[str, Any] = {"cells": round(4 * math.sqrt(task.n)), "router": run, "label": "KeyNet XS"}
+    systems = [System(cells=count) for count in sweep(task.n)]
+    systems += [System(**ivf), System(**ivf, route="drop-in-rescored")]
     systems += [s for s in own_systems(task.n, task.d, (4.0,)) if s.storage == "flat"]
     systems += engine_systems(task, found, load_models([run])) + own_on_engines(task.n, task.d, found)
-    made = bench(task, out=o.work / "results", systems=systems, rounds=o.rounds, progress=True)
+    made = bench(
+        task, out=o.work / "results", systems=systems, minutes=o.minutes, rounds=o.rounds, progress=True
+    )
     print("\n".join(made.verdict))
-
     measured = {}
     for name in ("ivf", *found):
         for way in WAYS:
@@ -84,31 +121,7 @@ def main() -> None:
                         if (c["family"], c["metric"]) == (family, "recall@10")
                     },
                 )
-    title = f"Engines: {task.n:,} keys, d = {task.d}, KeyNet XS of {o.samples:,} samples"
-    if absent:
-        title += f" (not here: {', '.join(absent)})"
-    head = ["engine", "searched with", "best recall@10"]
-    for target in TARGETS:
-        head += [f"us at recall@10 {target}, batch 1", f"batch {BATCH:,}"]
-    head += [f"keys scanned at {TOLD}", f"FLOPs at {TOLD}, share of a full scan"]
-    rows = [row(one, measured[name, X]) for (name, _), one in measured.items()]
-    raw = [
-        {
-            "engine": one.engine,
-            "way": one.way,
-            "points": [{n: p[n] for n in KEPT if n in p} for p in one.points],
-        }
-        for one in measured.values()
-    ]
-    text = (
-        f"{len(task.test):,} held-out queries, one thread as far as an engine lets itself be limited. In "
-        "brackets: how many times less time than the same engine searched with x; below 1 is a loss. A dash: "
-        "that recall is not reached. Drop-in asks for the neighbours of the predicted key, four times as "
-        "many as are wanted, and scores these with x."
-    )
-    more = [text, summary(measured), supports(found, measured)]
-    command = f"python benchmarks/engines.py DATA --rounds {o.rounds}"
-    write("engines", title, command, head, rows, raw, "\n\n".join(more))
+    return task, measured
 
 
 def way_of(system: System) -> str:
@@ -136,25 +149,24 @@ def row(one: Measured, with_x: Measured) -> list[str]:
     return cells + [f"{v:.1%}" if v is not None else ("-" if one.tells else "not told") for v in counts]
 
 
-def summary(measured: dict[tuple[str, str], Measured]) -> str:
+def summary(measured: dict[tuple[str, str], Measured], batch: int) -> str:
     """What was gained over x, for each way of using what was learned."""
     said = []
     for way in WAYS[1:]:
         mine = [(one, measured[name, X]) for (name, which), one in measured.items() if which == way]
         for target in TARGETS:
-            told, missed = [], []
+            parts: dict[str, list[str]] = {TOLD_OF: [], MISSED: [], MISSED_BY_X: []}
             for one, with_x in mine:
                 gains = [gain(one, with_x, target, time) for time in TIMES]
-                if None in gains:
-                    missed.append(one.engine)
+                if None not in gains:
+                    parts[TOLD_OF].append(f"{one.engine} {gains[0]:.2f} / {gains[1]:.2f}")
                 else:
-                    told.append(f"{one.engine} {gains[0]:.2f} / {gains[1]:.2f}")
-            line = f"- {way}, recall@10 {target}: "
-            if told:
-                line += f"times less time than x (batch 1 / {BATCH:,}): {', '.join(told)}"
-            if missed:
-                line += ("; " if told else "") + f"not reached on {', '.join(missed)}"
-            said.append(f"{line}.")
+                    own = one.costs[target][TIMES[0]] is None
+                    parts[MISSED if own else MISSED_BY_X].append(one.engine)
+            words = [
+                f"{what.format(batch=batch)} {', '.join(names)}" for what, names in parts.items() if names
+            ]
+            said.append(f"- {way}, recall@10 {target}: {'; '.join(words)}.")
     return "\n".join(said)
 
 
