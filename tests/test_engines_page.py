@@ -13,6 +13,13 @@ from amips.engines import engine_class
 from conftest import load_script, make_world
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
+ALWAYS_THERE = """
+import runpy
+import amips.engines
+from amips.engines import opening
+opening.ENGINES = amips.engines.ENGINES = {name: opening.ENGINES[name] for name in ("hnsw", "leanvec")}
+runpy.run_path("engines.py", run_name="__main__")
+"""
 
 
 @pytest.fixture
@@ -94,17 +101,13 @@ def test_the_script_runs_as_a_user_types_it(tmp_path):
     np.save(data / "queries.npy", queries)
     for name in ("engines.py", "machine.py"):
         (tmp_path / name).write_text((FOLDER / name).read_text())
-    quiet = "import amips.engines.opening as o; o.ENGINES = {n: o.ENGINES[n] for n in ('hnsw', 'leanvec')};"
-    quiet += "import amips.engines as e; e.ENGINES = o.ENGINES; import runpy, sys; sys.path.insert(0, '.');"
-    quiet += "sys.argv = ['engines.py', 'data', '--keys', '400', '--queries', '600', '--samples', '2048', '--minutes', '0.01'];"
-    quiet += "sys.argv += ['--rounds', '1']; runpy.run_path('engines.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", quiet], cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "always_there.py").write_text(ALWAYS_THERE)
+    options = "--keys 400 --queries 600 --samples 2048 --minutes 0.01 --rounds 1"
+    command = [sys.executable, "always_there.py", "data", *options.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "results" / "engines.md").read_text()
-    assert (
-        "`python benchmarks/engines.py DATA --keys 400 --queries 600 --samples 2048 --minutes 0.01 --rounds 1`"
-        in text
-    )
+    assert f"`python benchmarks/engines.py DATA {options}`" in text
     assert "held-out queries" in text
     raw = json.loads((tmp_path / "results" / "engines.json").read_text())["raw"]
     assert {(one["engine"], one["way"]) for one in raw} >= {
