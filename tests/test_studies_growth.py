@@ -14,7 +14,7 @@ from amips import exact
 from amips.bench.derive import Family, Measured, cost_at, within
 from amips.bench.machine import peak_memory
 from amips.bench.store import Run
-from amips.bench.studies import encoders, generated, scaling, searching, study
+from amips.bench.studies import encoders, generated, scaling, scaling_tell, searching, study
 from amips.bench.studies.lab import SCALES, Lab, find
 from amips.bench.summary import load_summary
 from amips.bench.systems import System, sweep
@@ -107,7 +107,7 @@ def test_the_lead_is_the_largest_at_equal_cost():
 @pytest.mark.parametrize(("factor", "exponent"), [(3.0, 1.0), (0.02, 0.5), (7e5, -1.25), (1.0, 0.0)])
 def test_the_exponent_of_exact_data_is_found(factor, exponent):
     n = [10_000, 31_623, 100_000, 2_000_000]
-    found = scaling.fit(n, [factor * count**exponent for count in n])
+    found = scaling_tell.growth_of(n, [factor * count**exponent for count in n])
     assert found.exponent == pytest.approx(exponent, abs=1e-9)
     assert found.factor == pytest.approx(factor)
     assert found.off == pytest.approx(0, abs=1e-9)
@@ -115,13 +115,13 @@ def test_the_exponent_of_exact_data_is_found(factor, exponent):
 
 def test_a_fit_says_how_far_its_points_are_off_and_leaves_out_what_is_missing():
     n = [10, 100, 1000]
-    bent = scaling.fit(n, [1.0, 20.0, 100.0])
+    bent = scaling_tell.growth_of(n, [1.0, 20.0, 100.0])
     assert bent.exponent == pytest.approx(1)
     assert bent.factor == pytest.approx(2 ** (1 / 3) / 10)
     assert bent.off == pytest.approx(2 ** (2 / 3) - 1)
-    assert scaling.fit(n, [1.0, math.nan, 100.0]).exponent == pytest.approx(1)
-    assert scaling.fit(n, [0.0, 10.0, 100.0]).exponent == pytest.approx(1)
-    assert scaling.fit(n, [math.nan, 0.0, 100.0]) is None
+    assert scaling_tell.growth_of(n, [1.0, math.nan, 100.0]).exponent == pytest.approx(1)
+    assert scaling_tell.growth_of(n, [0.0, 10.0, 100.0]).exponent == pytest.approx(1)
+    assert scaling_tell.growth_of(n, [math.nan, 0.0, 100.0]) is None
 
 
 def test_the_numbers_of_keys():
@@ -131,7 +131,7 @@ def test_the_numbers_of_keys():
         assert (found[0], found[-1]) == (10_000, 2_000_000)
         assert found == sorted(found)
     assert scaling.counts(10_000) == [200, 400, 800]
-    assert scaling.counts(60) == [15, 30]  # two keys a cell at least
+    assert scaling.counts(60) == [15, 30, 30]  # two keys a cell at least
 
 
 def test_generated_keys_lie_among_those_of_their_cell(place, tmp_path):
@@ -155,6 +155,15 @@ def test_generated_keys_lie_among_those_of_their_cell(place, tmp_path):
     again = generated.generated(lab, 1500)
     assert again == folder
     np.testing.assert_array_equal(np.load(again / "keys.npy"), keys)
+
+
+def test_queries_that_were_moved_are_linked_again(place, tmp_path):
+    lab = Lab(place / "first", replace(SCALES["smoke"], keys=None), tmp_path / "out")
+    link = generated.generated(lab, 700) / "queries.npy"
+    link.unlink()
+    link.symlink_to(tmp_path / "gone.npy")
+    assert generated.generated(lab, 700) == link.parent
+    np.testing.assert_array_equal(np.load(link), np.load(place / "first" / "queries.npy"))
 
 
 def test_a_mixture_lies_between_two_keys_of_one_cell(place, tmp_path):
@@ -198,14 +207,17 @@ def rows(flops, leads):
                 "training seconds": n**0.5,
                 "network bytes": n,
                 "index bytes": n,
-                "flops": dict(zip(scaling.WAYS, costs, strict=True)),
-                "scanned": dict.fromkeys(scaling.WAYS),
-                "lead": {scaling.DROP_IN: lead},
+                "own bytes": n,
+                "flops": dict(zip(scaling_tell.WAYS, costs, strict=True)),
+                "scanned": dict.fromkeys(scaling_tell.WAYS),
+                "lead": {scaling_tell.DROP_IN: lead},
             }
         )
     grows = {}
-    for what, pick in scaling.MEASURES.items():
-        found = scaling.fit([10, 1000], [math.nan if pick(row) is None else pick(row) for row in made])
+    for what, pick in scaling_tell.MEASURES.items():
+        found = scaling_tell.growth_of(
+            [10, 1000], [math.nan if pick(row) is None else pick(row) for row in made]
+        )
         grows[what] = None if found is None else vars(found)
     return {"rows": made, "control": None, "growth": grows, "labelled": 100}
 
@@ -215,7 +227,7 @@ COSTS = [(100.0, None, 50.0, 200.0, 25.0), (1000.0, None, 250.0, 1000.0, 500.0)]
 
 def test_scaling_says_what_grows_and_what_was_not_reproduced():
     values = rows(COSTS, [0.05, 0.04])
-    grow, cost, own, linear, routed, mapped = scaling._verdict(values)
+    grow, cost, own, linear, routed, mapped = scaling_tell.sentences(values)
     assert "labelling a query grows as n^1.00, training KeyNet XS on a sample as n^0.50" in grow
     assert "x n^0.50, mapped (drop-in) does not reach it" in cost
     assert "amips needs 4.00 times fewer FLOPs at 10 keys and 2.00 times fewer at 1,000" in own
@@ -229,19 +241,22 @@ def test_scaling_says_what_grows_and_what_was_not_reproduced():
     assert "+5.0 points at 10, +4.0 points at 1,000: as in the paper" in mapped
     assert "generated" not in grow
     for leads in ([0.05, 0.0], [0.05, None]):
-        assert "not reproduced" in scaling._verdict(rows(COSTS, leads))[-1]
+        assert "not reproduced" in scaling_tell.sentences(rows(COSTS, leads))[-1]
 
 
 def test_generated_keys_are_said_to_be_and_compared_with_those_of_the_data():
     values = rows(COSTS, [0.05, 0.04])
-    values["control"] = {"n": 300, "flops": dict(zip(scaling.WAYS, (90.0, 1.0, 1.0, 1.0, 30.0), strict=True))}
-    said = scaling._verdict(values)
+    values["control"] = {
+        "n": 300,
+        "flops": dict(zip(scaling_tell.WAYS, (90.0, 1.0, 1.0, 1.0, 30.0), strict=True)),
+    }
+    said = scaling_tell.sentences(values)
     assert "(generated ones among them)" in said[0]
     (compared,) = [line for line in said if "of the data alone" in line]
     assert "Of the 300 keys of the data alone, amips needs 3.00 times fewer FLOPs than x" in compared
     assert compared.endswith("of 1,000 keys with generated ones among them, 2.00 times fewer.")
-    values["control"]["flops"] = dict.fromkeys(scaling.WAYS)
-    assert not any("of the data alone" in line for line in scaling._verdict(values))
+    values["control"]["flops"] = dict.fromkeys(scaling_tell.WAYS)
+    assert not any("of the data alone" in line for line in scaling_tell.sentences(values))
 
 
 # encoders, without running it
@@ -363,10 +378,15 @@ def test_scaling(place, tmp_path, monkeypatch):
         index = FaissIVF.build(own.keys, np.zeros(n, np.int32), own.keys.load()[:1], "flat").index
         listed = n * (index.code_size + np.dtype(np.int64).itemsize)
         assert row["index bytes"] == listed + 4 * 16 * scaling.counts(n)[-1]
+        own_cells = round(4 * n**0.5)
+        router = load_model(next(own.work.glob(f"run-linear-{own_cells}-rank-*")))
+        copies = round(1.5 * n) * (index.code_size + 8)  # half of the keys are in two cells
+        weights = sum(weight.nbytes for weight in router.weights.values())
+        assert row["own bytes"] == copies + 4 * 16 * own_cells + weights
         assert row["training seconds"] == pytest.approx(1e6 * model.about["seconds"] / 4096)
         assert row["recall"]["centroid"] == pytest.approx(0.9) or row["flops"]["centroid"] is None
         # FLOPs at the level once more: between the two nearest points of the raw runs' front.
-        points = []
+        points, by_cells = [], {}
         for raw in place.glob(f"out/scaling/n-{n}/search/runs/*centroid-cells-*.json"):
             about = json.loads(raw.read_text())
             with np.load(raw.with_suffix(".npz")) as stored:
@@ -374,8 +394,11 @@ def test_scaling(place, tmp_path, monkeypatch):
                 rank, scan = stored["rank"][held:], stored["scan"][held:]
             recall = ((rank > 0) & (rank <= within(n)[1])).mean()
             points.append((float(recall), float(about["coarse"] + scan.mean())))
+            by_cells.setdefault(int(raw.name.split("-")[1]), []).append(points[-1])
         recalls, costs = np.array(points).T
         assert row["flops"]["centroid"] == pytest.approx(cost_at(costs, recalls, 0.9))
+        cheapest = {count: cost_at(*np.array(found).T[::-1], 0.9) for count, found in by_cells.items()}
+        assert row["cells of x"] == min(cheapest, key=cheapest.get)
         assert row["labelling seconds"] > 0
     # The same queries, whatever the number of keys; keys of the data.
     first, last = (np.load(place / "out" / "scaling" / f"n-{n}" / "work" / "queries.npy") for n in (60, 600))
@@ -383,7 +406,7 @@ def test_scaling(place, tmp_path, monkeypatch):
     few = np.load(place / "out" / "scaling" / "n-60" / "work" / "keys.npy")
     assert {row.tobytes() for row in few} <= {row.tobytes() for row in np.load(place / "first" / "keys.npy")}
     grows = summary.values["growth"]
-    again = scaling.fit([60, 190, 600], [row["network bytes"] for row in found])
+    again = scaling_tell.growth_of([60, 190, 600], [row["network bytes"] for row in found])
     assert grows["network, bytes"]["exponent"] == pytest.approx(again.exponent)
     shown = {row[0]: row[1] for row in summary.tables[0].rows}
     assert shown["network, bytes"] == f"{again.exponent:.2f}"

@@ -15,7 +15,7 @@ from amips.bench.machine import describe
 from amips.bench.studies.hosted import IVF, IVF_TITLE, Hosted, by_engine, engine_of, measure, method
 from amips.bench.studies.lab import Lab
 from amips.bench.studies.mappers import compared
-from amips.bench.studies.searching import lead, none_if_nan
+from amips.bench.studies.searching import CLEARLY, lead, none_if_nan
 from amips.bench.summary import Chart, Summary, Table
 from amips.engines import engine_class, missing
 
@@ -25,7 +25,6 @@ BACKENDS = (*OF_THE_PAPER, "hnsw")
 # paper's recall asks, too.
 TOLD: Metric = "recall@1"
 AXES: dict[Axis, str] = {"flops": "FLOPs", "scanned": "keys scanned", "batch/1": "time, large batch"}
-CLEARLY = 0.01  # a lead of this much counts
 SMALL_SIZES = ("XS", "S")
 PAPER = (
     "The paper (Quora, NQ, HotpotQA; figures, no table): on FAISS IVF, ScaNN, SOAR and LeanVec and on all "

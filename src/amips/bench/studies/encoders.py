@@ -13,13 +13,12 @@ from amips.bench.machine import describe
 from amips.bench.studies.ivf import METRICS, TARGETS, index_systems
 from amips.bench.studies.lab import Lab
 from amips.bench.studies.mappers import ONE_SEED, Trained, compared, difference, draws, sizes, trained
-from amips.bench.studies.searching import front_of, lead, none_if_nan, run_systems
+from amips.bench.studies.searching import CLEARLY, front_of, lead, none_if_nan, run_systems
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.errors import AmipsError
 from amips.task import Task
 
 TOLD: Metric = "recall@0.1%"
-CLEARLY = 0.01  # a lead of this much counts
 ALIKE = 0.1  # values of erel this near to each other are comparable
 PAPER = (
     "The paper (NQ and Quora, d = 768; figures, no table): with MPNet and DistilRoBERTa erel falls smoothly "

@@ -21,8 +21,10 @@ def generated(lab: Lab, n: int) -> Path:
     folder = lab.work / f"generated-{n}"
     folder.mkdir(exist_ok=True)
     source, _ = find(lab.data, "queries")
-    if not (folder / source.name).exists():
-        (folder / source.name).symlink_to(source.resolve())
+    link = folder / source.name
+    if not link.exists():
+        link.unlink(missing_ok=True)  # one to data that were moved
+        link.symlink_to(source.resolve())
     if not (folder / "keys.npy").exists():
         partial = folder / "partial.npy"
         _write_generated(partial, lab.keys, n, lab.seed)

@@ -6,17 +6,16 @@ from typing import Any
 from amips.bench.derive import Family, Metric, on_val
 from amips.bench.studies.ivf import ORIGINAL, index_systems
 from amips.bench.studies.lab import Lab
-from amips.bench.studies.searching import front_of, lead, none_if_nan, recall_at, run_systems
+from amips.bench.studies.searching import CLEARLY, front_of, lead, none_if_nan, recall_at, run_systems, shown
 from amips.bench.summary import Chart, Panel, Series, Table
 from amips.task import Task
 
 NAME = "KeyNet XS"
-WAYS = {ORIGINAL: "x", f"{NAME}, drop-in": "mapped (drop-in)", NAME: "routed by the prediction"}
 DROP_IN = f"{NAME}, drop-in"
+WAYS = {ORIGINAL: "x", DROP_IN: "mapped (drop-in)", NAME: "routed by the prediction"}
 SEARCHED: tuple[Metric, ...] = ("recall@1", "recall@0.1%")
 LEVELS = (0.5, 0.7, 0.9)  # recalls of x whose costs recalls are compared at
 KINDS = {"leaky": "leaky rows", "held": "held-out rows"}
-CLEARLY = 0.01
 
 
 def searched(lab: Lab, task: Task, run: Path) -> dict[str, Any]:
@@ -61,8 +60,8 @@ def search_table(values: dict[str, Any]) -> Table:
                 continue
             for kind, words in KINDS.items():
                 one = values[metric][kind]
-                recalls = [_number(one["at"][f"{level}"][name], ".3f") for level in LEVELS]
-                rows.append([metric, way, words, *recalls, _number(one["lead"][name], "+.3f")])
+                recalls = [shown(one["at"][f"{level}"][name], ".3f") for level in LEVELS]
+                rows.append([metric, way, words, *recalls, shown(one["lead"][name], "+.3f")])
     head = ["recall", "searched with", "on", *(f"where x has {level}" for level in LEVELS)]
     note = (
         "FAISS IVF, the same network and the same index for both kinds of rows; recalls at equal FLOPs. A "
@@ -107,7 +106,3 @@ def search_sentences(values: dict[str, Any]) -> list[str]:
             f"is {' and '.join(told)}: {worth}."
         )
     return said
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

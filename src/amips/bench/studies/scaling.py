@@ -2,14 +2,12 @@
 
 Each n is a lab of its own: n keys drawn at random, the same queries, the scale's settings. Where the data
 have too few keys, mixtures of these make up for them at every n, or the fit would be over two kinds of keys;
-the keys of the data alone are then measured, too, and stand beside it. Growth is the exponent b of a n^b,
-fitted by least squares in logarithms.
+the keys of the data alone are then measured, too, and stand beside it.
 """
 
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,16 +16,28 @@ from typing import Any
 import numpy as np
 
 from amips import exact
-from amips.bench.derive import Axis, Family, Metric, on_test
+from amips.bench.derive import Axis, Family, on_test
 from amips.bench.machine import describe, in_turns
 from amips.bench.store import Run
 from amips.bench.studies.generated import generated
-from amips.bench.studies.lab import Lab, find
-from amips.bench.studies.mappers import Trained, compared, trained
+from amips.bench.studies.lab import Lab
+from amips.bench.studies.mappers import Trained, trained
+from amips.bench.studies.scaling_tell import (
+    LEVEL,
+    LINEAR,
+    MEASURES,
+    METRIC,
+    ORIGINAL,
+    WAYS,
+    by_n_table,
+    growth_chart,
+    growth_of,
+    growth_table,
+    sentences,
+)
 from amips.bench.studies.searching import bench_of, lead, none_if_nan, recall_at
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
+from amips.bench.summary import Summary
 from amips.bench.systems import OWN, System
-from amips.bench.verdict import SMALL
 from amips.cells import STRENGTH
 from amips.lean import ROUTE_SHARE, rank_for
 from amips.search.spill import SPILL
@@ -43,42 +53,6 @@ OWN_FACTOR = 4.0  # ... and amips has these
 KMEANS = {"iterations": 10, "points": 39}  # what FAISS does for an inverted file, with the points it asks for
 LABELLED = 1024  # queries whose labelling is timed
 LINEAR_SHARE = 1 / 3  # of the scale's budget, for each linear router
-METRIC: Metric = "recall@0.1%"
-LEVEL = 0.9
-CLEARLY = 0.01
-ORIGINAL, DROP_IN, ROUTED, LINEAR = "centroid", "KeyNet XS, drop-in", "KeyNet XS", "linear"
-WAYS = {
-    ORIGINAL: "x",
-    DROP_IN: "mapped (drop-in)",
-    ROUTED: "routed by KeyNet XS",
-    LINEAR: "routed linearly",
-    OWN: "amips",
-}
-PAPER = (
-    "The paper (BioASQ, 15M keys; figures, no table): mapped queries dominate in the middle of the budgets "
-    "as they do with fewer keys, and the gap to the original query does not collapse; recall curves lie "
-    "lower."
-)
-
-
-@dataclass(frozen=True)
-class Growth:
-    """y = factor n^exponent, and the largest relative distance of a point from it."""
-
-    factor: float
-    exponent: float
-    off: float
-
-
-def fit(n: Sequence[float], y: Sequence[float]) -> Growth | None:
-    """Least squares of log y over log n; None unless there are two points above 0."""
-    known = [(a, b) for a, b in zip(n, y, strict=True) if b > 0 and math.isfinite(b)]
-    if len({a for a, _ in known}) < 2:
-        return None
-    logs = np.log(np.array(known, np.float64))
-    exponent, constant = np.polyfit(logs[:, 0], logs[:, 1], 1)
-    off = np.exp(np.abs(logs[:, 1] - exponent * logs[:, 0] - constant)).max() - 1
-    return Growth(float(np.exp(constant)), float(exponent), float(off))
 
 
 def ladder(scale: str, n: int) -> list[int]:
@@ -87,8 +61,8 @@ def ladder(scale: str, n: int) -> list[int]:
 
 
 def counts(n: int) -> list[int]:
-    """Numbers of cells, none with fewer than two keys a cell."""
-    return sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 2)) for factor in FACTORS})
+    """Numbers of cells, from few to many, none with fewer than two keys a cell."""
+    return [min(max(2, round(factor * math.sqrt(n))), max(2, n // 2)) for factor in FACTORS]
 
 
 @dataclass(frozen=True)
@@ -100,7 +74,9 @@ class Step:
     network: Trained
     linear: list[int]  # samples of the linear routers
     families: dict[str, Family]
-    cells: int  # of the larger index
+    cells: int  # of the largest index,
+    own_bytes: int  # ... and the bytes of amips's index and router
+    cheapest: int | None  # cells of the index that x searches most cheaply at the recall that is told
 
     def cost_at_level(self, name: str, axis: Axis = "flops") -> float:
         """What the recall that is told costs; nan if it is not reached."""
@@ -109,21 +85,22 @@ class Step:
 
 def run(lab: Lab) -> Summary:
     """Label, train and search at every n."""
+    everything = _own_lab(lab, lab.data, None, "data")
     ns = ladder(lab.scale.name, lab.keys.n)
-    of_text = max(ns) <= open_vectors(find(lab.data, "keys")[0]).n
-    data = lab.data if of_text else generated(lab, max(ns))
+    of_text = max(ns) <= everything.keys.n
+    data = lab.data if of_text else generated(everything, max(ns))
     steps = [_measure(_own_lab(lab, data, n, f"n-{n}")) for n in ns]
-    control = None if of_text else _measure(_own_lab(lab, lab.data, lab.keys.n, "data"))
+    control = None if of_text else _measure(everything)
     values = figures(steps, control, lab.scale.rounds)
     return Summary(
         name="scaling",
         title="How everything grows with the number of keys",
-        verdict=_verdict(values),
-        tables=[_growth_table(values), _table(values)],
-        charts=[_chart(values)],
+        verdict=sentences(values),
+        tables=[growth_table(values), by_n_table(values)],
+        charts=[growth_chart(values)],
         facts=[
             ("keys", ", ".join(f"{n:,}" for n in ns) + f" of dimension {lab.keys.d}"),
-            ("which keys", "drawn from the data" if of_text else f"{lab.keys.n:,} of the data, and mixtures"),
+            ("which keys", f"{everything.keys.n:,} of the data" + ("" if of_text else ", and mixtures")),
             ("training rows", f"{len(steps[-1].task.train):,}, noisy copies included"),
             ("test queries", f"{len(steps[-1].task.test):,}"),
         ],
@@ -136,10 +113,10 @@ def run(lab: Lab) -> Summary:
             "query-aware cells, half of the keys in a second one, a linear router of low rank (a third of "
             "the budget), as many probes as each query needs. Equal cost: the FLOPs at which x reaches "
             f"{METRIC} = {LEVEL:.2f}. Cells are made as FAISS makes them for an inverted file (10 "
-            "iterations) on 39 keys a cell. The bench has times.",
+            "iterations) on 39 keys a cell.",
             "Memory: by how much a fresh process grew at most while labelling, its file pages included; of "
-            "the index with 8 sqrt(n) cells and of the network, the bytes of their arrays. A fit of few "
-            "points is a description of these, not a law.",
+            "the index with 8 sqrt(n) cells, of amips's with its router, and of the network, the bytes of "
+            "their arrays. A fit of few points is a description of these, not a law.",
         ],
         command=f"amips study scaling --data DATA --scale {lab.scale.name} --out OUT",
         machine=describe(),
@@ -147,8 +124,8 @@ def run(lab: Lab) -> Summary:
     )
 
 
-def _own_lab(lab: Lab, data: Path, n: int, name: str) -> Lab:
-    """A lab of n keys of `data` and no more queries than can be labelled."""
+def _own_lab(lab: Lab, data: Path, n: int | None, name: str) -> Lab:
+    """A lab of n keys of `data`, all if None, and no more queries than can be labelled."""
     scale = lab.scale
     queries = None if scale.queries is None else min(scale.queries, QUERIES)
     own = replace(scale, keys=n, queries=queries, held=min(scale.held, HELD))
@@ -162,7 +139,7 @@ def _measure(lab: Lab) -> Step:
     few, *more = counts(task.n)
     runs = _run(lab, task, [System(cells=few)])
     linear = []
-    for count in more:
+    for count in dict.fromkeys(more):
         split = task.with_cells(bench.cells(count))
         linear.append(int(lab.linear(split, LINEAR_SHARE).about["samples"]))
         systems = [
@@ -174,12 +151,28 @@ def _measure(lab: Lab) -> Step:
         runs += _run(lab, split, systems)
     count, rank = max(2, round(OWN_FACTOR * math.sqrt(task.n))), rank_for(task.d, ROUTE_SHARE)
     split = task.with_cells(bench.cells(count, STRENGTH))
-    lab.linear(split, LINEAR_SHARE, rank)
-    router = str(lab.linear_directory(split, rank))
+    router = lab.linear(split, LINEAR_SHARE, rank)
     how: dict[str, Any] = {"aware": STRENGTH, "spill": SPILL, "stop": "share", "label": OWN}
-    runs += _run(lab, split, [System(cells=count, router=router, **how)])
+    own = System(cells=count, router=str(lab.linear_directory(split, rank)), **how)
+    runs += _run(lab, split, [own])
     families = {family.name: family for family in on_test(runs, task)}
-    return Step(task.n, task, network, linear, families, more[-1])
+    own_bytes = _index_bytes(task, count, 1 + SPILL) + 4 * router.architecture.parameters
+    return Step(task.n, task, network, linear, families, more[-1], own_bytes, _cheapest(runs, task))
+
+
+def _index_bytes(task: Task, cells: int, copies: float = 1.0) -> int:
+    """Keys and an id of 8 bytes for each, in so many cells on average, and centroids."""
+    return round(copies * task.n) * (4 * task.d + 8) + 4 * cells * task.d
+
+
+def _cheapest(runs: list[Run], task: Task) -> int | None:
+    """At how many cells x needs the fewest FLOPs for the recall that is told; None if none has it."""
+    costs = {}
+    for count in dict.fromkeys(counts(task.n)):
+        (family,) = on_test([r for r in runs if r.system == System(cells=count)], task)
+        costs[count] = family.cost_at("flops", METRIC, LEVEL)
+    known = {count: cost for count, cost in costs.items() if not math.isnan(cost)}
+    return min(known, key=lambda count: known[count]) if known else None
 
 
 def _run(lab: Lab, task: Task, systems: list[System]) -> list[Run]:
@@ -216,8 +209,9 @@ def _labelling_memory(task: Task) -> int | None:
     """By how much a process that does nothing else grows while it labels; None if that is unknown."""
     files = [str(task.path / "keys.npy"), str(task.path / "train" / "queries.npy")]
     command = [sys.executable, "-c", LABELLING, *files, str(LABELLED)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return None if told == "None" else int(told)
+    done = subprocess.run(command, capture_output=True, text=True)
+    told = done.stdout.strip()
+    return int(told) if done.returncode == 0 and told.isdigit() else None
 
 
 def figures(steps: list[Step], control: Step | None, rounds: int) -> dict[str, Any]:
@@ -229,7 +223,7 @@ def figures(steps: list[Step], control: Step | None, rounds: int) -> dict[str, A
     ns = [row["n"] for row in rows]
     grows = {}
     for what, pick in MEASURES.items():
-        found = fit(ns, [math.nan if (value := pick(row)) is None else float(value) for row in rows])
+        found = growth_of(ns, [math.nan if (value := pick(row)) is None else float(value) for row in rows])
         grows[what] = None if found is None else vars(found)
     labelled = min(LABELLED, len(steps[0].task.train))
     return {"rows": rows, "control": beside, "growth": grows, "labelled": labelled}
@@ -249,8 +243,9 @@ def _row(step: Step, seconds: float) -> dict[str, Any]:
         "erel": step.network.mean("erel"),
         "mrr": step.network.mean("mrr"),
         "network bytes": 4 * step.network.model.architecture.parameters,
-        # Keys and an id of 8 bytes for each, and centroids.
-        "index bytes": step.n * (4 * step.task.d + 8) + 4 * step.cells * step.task.d,
+        "index bytes": _index_bytes(step.task, step.cells),
+        "own bytes": step.own_bytes,
+        "cells of x": step.cheapest,
         "flops": {name: none_if_nan(step.cost_at_level(name)) for name in WAYS},
         "scanned": {name: none_if_nan(step.cost_at_level(name, "scanned")) for name in WAYS},
         "recall": {name: none_if_nan(recall_at(step.families[name], "flops", METRIC, cost)) for name in WAYS},
@@ -261,176 +256,3 @@ def _row(step: Step, seconds: float) -> dict[str, Any]:
         },
         "full scan": 2 * step.n * step.task.d,
     }
-
-
-def _fewer(row: dict[str, Any], name: str) -> float | None:
-    """How many times fewer FLOPs than x a way needs at the recall that is told."""
-    theirs, own = row["flops"][ORIGINAL], row["flops"][name]
-    return None if theirs is None or own is None else theirs / own
-
-
-MEASURES: dict[str, Any] = {
-    "labelling, seconds": lambda row: row["labelling seconds"],
-    "labelling, memory": lambda row: row["labelling memory"],
-    "training, seconds a million samples": lambda row: row["training seconds"],
-    "network, bytes": lambda row: row["network bytes"],
-    "index, bytes": lambda row: row["index bytes"],
-    **{
-        f"FLOPs at {METRIC} = {LEVEL}, {way}": (lambda row, name=name: row["flops"][name])
-        for name, way in WAYS.items()
-    },
-    **{
-        f"keys scanned at {METRIC} = {LEVEL}, {way}": (lambda row, name=name: row["scanned"][name])
-        for name, way in WAYS.items()
-    },
-}
-
-
-def _number(value: Any, form: str = ".3g") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _megabytes(value: int | None) -> str:
-    return "-" if value is None else f"{value / 1e6:,.1f}"
-
-
-def _growth_table(values: dict[str, Any]) -> Table:
-    rows = []
-    last = values["rows"][-1]
-    for what, pick in MEASURES.items():
-        found = values["growth"][what]
-        exponent = "-" if found is None else f"{found['exponent']:.2f}"
-        off = "-" if found is None else f"{found['off']:.0%}"
-        rows.append([what, exponent, off, _number(pick(last))])
-    head = ["what", "grows as n to the power", "points off the fit by at most", f"at n = {last['n']:,}"]
-    note = "A dash where fewer than two numbers of keys gave a value: not reached, or not measured."
-    return Table("Growth", head, rows, note)
-
-
-def _table(values: dict[str, Any]) -> Table:
-    rows = []
-    control = values["control"]
-    for row in [*values["rows"], *([] if control is None else [control])]:
-        found = [_number(row["recall"][name], ".3f") for name in WAYS]
-        rows.append(
-            [
-                f"{row['n']:,}" + (", of the data alone" if row is control else ""),
-                f"{row['labelling seconds']:.3g} ({_megabytes(row['labelling memory'])})",
-                f"{row['training seconds']:.3g}",
-                f"{row['samples'] / 1e6:.3g}",
-                f"{row['erel']:.3f}",
-                f"{row['mrr']:.3f}",
-                _number(None if (cost := row["flops"][ORIGINAL]) is None else cost / row["full scan"], ".2%"),
-                " / ".join(found),
-                " / ".join(_number(_fewer(row, name), ".2f") for name in (ROUTED, LINEAR, OWN)),
-                _number(row["lead"][DROP_IN], "+.3f"),
-                f"{_megabytes(row['index bytes'])} and {_megabytes(row['network bytes'])}",
-            ]
-        )
-    head = [
-        "keys",
-        f"labelling {values['labelled']:,} queries, s (MB)",
-        "training, s a million samples",
-        "million samples",
-        "erel",
-        "MRR",
-        f"FLOPs of x at {LEVEL:.2f}, of a full scan",
-        f"{METRIC} at that cost: " + " / ".join(WAYS.values()),
-        f"times fewer FLOPs than x at {LEVEL:.2f}: " + " / ".join(WAYS[n] for n in (ROUTED, LINEAR, OWN)),
-        "largest lead of mapped",
-        "index and network, MB",
-    ]
-    return Table("At every number of keys", head, rows, PAPER)
-
-
-def _chart(values: dict[str, Any]) -> Chart:
-    ns = [float(row["n"]) for row in values["rows"]]
-
-    def line(name: str, what: str, unit: float = 1.0) -> Series:
-        found = [MEASURES[what](row) for row in values["rows"]]
-        known = [(n, unit * value) for n, value in zip(ns, found, strict=True) if value is not None]
-        group: Any = "baseline" if name == WAYS[ORIGINAL] else "contender"
-        return Series(name, [n for n, _ in known], [value for _, value in known], group=group)
-
-    labelled = f"labelling {values['labelled']:,} queries"
-    lines = [
-        (
-            "time",
-            "seconds",
-            [
-                line(labelled, "labelling, seconds"),
-                line("training, a million samples", "training, seconds a million samples"),
-            ],
-        ),
-        (
-            "cost",
-            f"FLOPs at {METRIC} = {LEVEL}",
-            [line(way, f"FLOPs at {METRIC} = {LEVEL}, {way}") for way in WAYS.values()],
-        ),
-        (
-            "memory",
-            "MB",
-            [line(name, name, 1e-6) for name in ("labelling, memory", "index, bytes", "network, bytes")],
-        ),
-    ]
-    panels = [
-        Panel(title, "keys", label, [one for one in series if one.x], log_x=True, log_y=True)
-        for title, label, series in lines
-    ]
-    return Chart("scaling", "Growth with the number of keys", panels, "Straight lines are powers of n.")
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times fewer" if ratio >= 1 else f"{1 / ratio:.2f} times more"
-
-
-def _verdict(values: dict[str, Any]) -> list[str]:
-    rows, grows, control = values["rows"], values["growth"], values["control"]
-    first, last = rows[0], rows[-1]
-
-    def power(what: str) -> str:
-        return "an unknown power of n" if grows[what] is None else f"n^{grows[what]['exponent']:.2f}"
-
-    among = "" if control is None else " (generated ones among them)"
-    said = [
-        f"From {first['n']:,} to {last['n']:,} keys{among}, "
-        f"labelling a query grows as {power('labelling, seconds')}, training KeyNet XS on a sample as "
-        f"{power('training, seconds a million samples')}, the memory of the index as "
-        f"{power('index, bytes')}."
-    ]
-    costs = {name: f"FLOPs at {METRIC} = {LEVEL}, {way}" for name, way in WAYS.items()}
-    parts = [
-        f"{WAYS[name]} {power(what)}" if grows[what] is not None else f"{WAYS[name]} does not reach it"
-        for name, what in costs.items()
-    ]
-    said.append(f"FLOPs for {METRIC} = {LEVEL:.2f} grow with the number of keys: {', '.join(parts)}.")
-    for name in (OWN, LINEAR, ROUTED):
-        before, after = _fewer(first, name), _fewer(last, name)
-        if before is not None and after is not None:
-            trend = "grows" if after > before else "shrinks"
-            if abs(after / before - 1) <= SMALL:
-                trend = "stays about the same"
-            said.append(
-                f"Against x, {WAYS[name]} needs {_times(before)} FLOPs at {first['n']:,} keys and "
-                f"{_times(after)} at {last['n']:,}: with n, what it is worth {trend}."
-            )
-    if control is not None and (of_data := _fewer(control, OWN)) is not None:
-        (near, worth) = min(
-            ((row["n"], worth) for row in rows if (worth := _fewer(row, OWN)) is not None),
-            key=lambda found: abs(math.log(found[0] / control["n"])),
-            default=(0, None),
-        )
-        if worth is not None:
-            said.append(
-                f"Of the {control['n']:,} keys of the data alone, amips needs {_times(of_data)} FLOPs than "
-                f"x; of {near:,} keys with generated ones among them, {_times(worth)}."
-            )
-    leads = [(row["n"], row["lead"][DROP_IN]) for row in rows]
-    known = [(n, value) for n, value in leads if value is not None]
-    told = ", ".join(f"{100 * value:+.1f} points at {n:,}" for n, value in known) or "nowhere comparable"
-    held = len(known) == len(leads) and all(value > CLEARLY for _, value in known)
-    said.append(
-        f"The mapped query's largest lead over x at equal FLOPs, in {METRIC}: {told}: "
-        f"{compared(held, 'mapped queries stay ahead in the middle of the budgets as n grows')}."
-    )
-    return said

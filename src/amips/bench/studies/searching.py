@@ -14,6 +14,7 @@ from amips.bench.systems import System
 from amips.task import Task
 
 PLACES = 64  # costs at which two fronts are compared
+CLEARLY = 0.01  # a lead of this much counts
 
 
 def run_systems(
@@ -51,6 +52,11 @@ def bench_of(lab: Lab, task: Task, folder: str, **options: Any) -> Bench:
 def none_if_nan(value: float) -> float | None:
     """For files: JSON has no nan."""
     return None if math.isnan(value) else value
+
+
+def shown(value: float | None, form: str = ".3g") -> str:
+    """A number for a table, a dash for none."""
+    return "-" if value is None else format(value, form)
 
 
 def front_of(family: Family, axis: Axis, metric: Metric) -> tuple[Array, Array]:
