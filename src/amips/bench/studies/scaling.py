@@ -156,7 +156,7 @@ def _measure(lab: Lab) -> Step:
     own = System(cells=count, router=str(lab.linear_directory(split, rank)), **how)
     runs += _run(lab, split, [own])
     families = {family.name: family for family in on_test(runs, task)}
-    own_bytes = _index_bytes(task, count, 1 + SPILL) + 4 * router.architecture.parameters
+    own_bytes = _index_bytes(task, count, 1 + SPILL) + sum(w.nbytes for w in router.weights.values())
     return Step(task.n, task, network, linear, families, more[-1], own_bytes, _cheapest(runs, task))
 
 
