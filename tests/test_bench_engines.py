@@ -241,10 +241,10 @@ class TestTelling:
     def test_tables_say_what_is_not_told(self, done):
         table = next(t for t in done.tables if t.title == "Engines: a model against x")
         for row in table.rows:
-            told = [cell == "not told" for cell in row[2:]]
             alone = threads() == 1  # then there are no times on all threads
             counted = [row[1].startswith("ScaNN")] * 2
-            assert told == [*counted, False, alone, False, alone]
+            assert [cell == "not told" for cell in row[2:]] == [*counted, *[False] * 4]
+            assert [cell == "not taken" for cell in row[2:]] == [False, False, False, alone, False, alone]
         assert {row[1].split(":")[0] for row in table.rows} == {"HNSW, 32 links", "ScaNN"}
         against = next(t for t in done.tables if t.title == "Against the best FAISS IVF")
         assert all(not row[1].startswith(("HNSW", "ScaNN")) for row in against.rows)

@@ -354,6 +354,10 @@ def test_encoders(place, tmp_path):
         assert cells == {str(count) for count in sweep(task.n)}
     assert [chart.name for chart in summary.charts] == ["training", "search-first", "search-second"]
     assert len(summary.verdict) == 2 + 2 * 2
+    for size, said in zip(("XS", "S"), summary.verdict, strict=False):
+        errors = [float(row[5]) for row in summary.tables[0].rows if row[2] == f"KeyNet {size}"]
+        assert ("not all below 0" in said) == (max(errors) >= 0)
+        assert "not all below 0" not in said or "not reproduced" in said
     before = files(place, "out")
     assert encoders.run(lab).values == values
     assert files(place, "out") == before  # nothing trained, labelled or searched again

@@ -57,7 +57,8 @@ def bench(
         systems: a list, or a TOML file with them (see `read_systems`); by default FAISS IVF over
             a sweep of cells, what `amips.fit` usually makes, the models, exact search and HNSW.
         models: run directories to compare, beside the default systems or those given.
-        engines: names of `amips.engines` to run too, each searched with x and with the models that fit.
+        engines: names of `amips.engines` to run too, each searched with x and with the models that fit; where
+            cells can be addressed and no systems are given, also routed by what `amips.fit` usually makes.
         minutes: training time of each linear router that the systems ask for.
         rounds: how often each time is taken.
         batch: queries in the large batch.

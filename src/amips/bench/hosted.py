@@ -22,7 +22,8 @@ def hosted_tables(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, b
             for axis in AXES:
                 ratio = bootstrap.ratio(base, ours, axis, metric, target)
                 text = "-" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-                cells.append(text if base.told(axis) and ours.told(axis) else "not told")
+                unknown = "not told" if axis in ("flops", "scanned") else "not taken"
+                cells.append(text if base.told(axis) and ours.told(axis) else unknown)
             rows.append([f"{metric} {target:.2f}", ours.name, *cells])
     if not rows:
         return []
@@ -31,7 +32,8 @@ def hosted_tables(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, b
     note = (
         "How many times less than the same engine searched with x: above 1 is a gain. In brackets the 95 % "
         "interval; - where one does not reach the recall; not told where the engine does not say what it "
-        "looked at: then there is only time. Databases have threads of their own, whatever the column says."
+        "looked at: then there is only time; not taken where one thread is all there is. Databases have "
+        "threads of their own, whatever the column says."
     )
     return [Table("Engines: a model against x", head, rows, note)]
 

@@ -12,7 +12,7 @@ from amips.bench.hosted import hosted_sentences, hosted_tables, silent_sentences
 from amips.bench.machine import describe
 from amips.bench.studies.ivf import SIZES, index_systems, mapper
 from amips.bench.studies.lab import Lab
-from amips.bench.studies.searching import front_of, run_systems
+from amips.bench.studies.searching import batch_of, front_of, run_systems
 from amips.bench.summary import Chart, Panel, Series, Summary
 from amips.bench.systems import System, engine_systems, load_models
 from amips.engines import engine_class
@@ -81,7 +81,7 @@ def measure(lab: Lab, folder: str, engines: Sequence[str], sizes: Sequence[str])
     others = engine_systems(task, [name for name in engines if name != IVF], load_models([*labels]))
     systems += [_labelled(system, labels) for system in others]
     tested, raw = run_systems(lab, task, folder, systems, None, times=True)
-    batch = min(64 if lab.scale.name == "smoke" else 1024, len(task.test))
+    batch = min(batch_of(lab), len(task.test))
     named, held = ([_titled(family) for family in found] for found in (tested, on_val(raw, task)))
     return Hosted(task, named, held, yardstick_seconds(raw), batch)
 

@@ -37,16 +37,20 @@ def bench_of(lab: Lab, task: Task, folder: str, **options: Any) -> Bench:
     """What runs systems on a task and stores the runs in `folder` of the lab's `out`; other `Settings`."""
     about = {"kind": "results", "keys": task.fingerprint, "study": folder, "seed": lab.seed}
     store = Store(lab.out / folder, about)
-    batch, singles = (64, 8) if lab.scale.name == "smoke" else (1024, 64)
     settings = Settings(
-        batch=batch,
-        singles=singles,
+        batch=batch_of(lab),
+        singles=8 if lab.scale.name == "smoke" else 64,
         rounds=lab.scale.rounds,
         seed=lab.seed,
         progress=lab.progress,
         **options,
     )
     return Bench(task, store, settings, work=lab.work)
+
+
+def batch_of(lab: Lab) -> int:
+    """Queries in the large batch of studies that take times, where there are as many."""
+    return 64 if lab.scale.name == "smoke" else 1024
 
 
 def none_if_nan(value: float) -> float | None:
