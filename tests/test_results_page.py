@@ -47,6 +47,20 @@ def test_every_study_has_a_place_on_the_page(script):
     assert set(script.ORDER) - {"bench"} == set(ALL)
 
 
+def test_what_did_not_reproduce_is_gathered_with_the_reasons(script):
+    summaries = {name: load_summary(ROOT / "results" / name) for name in STUDIES}
+    text = script.not_reproduced(summaries)
+    claims, *reasons = text.split("**The ")
+    sentences = [said for summary in summaries.values() for said in summary.verdict]
+    missing = [said for said in sentences if "not reproduced" in said]
+    assert missing
+    for said in missing:
+        assert said.split("(the paper: ")[1].split(")")[0] in claims
+        assert said not in text
+    assert len(reasons) == 2
+    assert all(said in reasons[0] for said in summaries["leak"].verdict)
+
+
 def test_a_changed_result_is_noticed(script, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "results", tmp_path / "results")
     path = tmp_path / "results" / "bench" / "summary.json"
