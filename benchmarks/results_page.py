@@ -30,7 +30,7 @@ ORDER = (
 CLAIM = re.compile(r"not reproduced \(the paper: (.*?)\)")
 REASONS = {  # the study that shows each
     "leak": "**The split.** The authors' published code adds noise to the queries first and splits the rows "
-    "after, so that relatives of nearly every test row are trained on. `leak` trains one network on such rows "
+    "after, so that relatives of nearly every test row are trained on. `leak` trains a network on such rows "
     "and measures it on these and on rows whose relatives it never saw:",
     "horizon": "**The budget.** A network had minutes here, and a billion samples or more in the paper. "
     "`horizon` shows how fast that changes:",
@@ -43,8 +43,8 @@ Held-out queries only, minutes of training. The paper trains on 1 to 10 billion 
 falls short of the paper's, the budget is the first thing to think of, and the number of samples is given.
 Sentences that test a claim of the paper end with "as in the paper" or "not reproduced".
 Every section ends with the command that makes it; `DATA` is a directory with keys and queries. Of
-`encoders` these are 10,000 docstrings of Python packages and sentences taken out of them; of all others 100,000
-passages of English Wikipedia and 199,490 questions, claims and clues that people wrote, none for these
+`encoders` these are 10,000 docstrings of Python packages and sentences taken out of them; of all others
+100,000 passages of English Wikipedia and 199,490 questions, claims and clues that people wrote, none for these
 passages (all-MiniLM-L6-v2, d = 384).
 
 The first section compares the plain routers. What `amips.fit` makes, which gains more, is measured in
