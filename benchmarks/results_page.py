@@ -44,8 +44,8 @@ falls short of the paper's, the budget is the first thing to think of, and the n
 Sentences that test a claim of the paper end with "as in the paper" or "not reproduced".
 Every section ends with the command that makes it; `DATA` is a directory with keys and queries. Of
 `encoders` these are 10,000 docstrings of Python packages and sentences taken out of them; of all others
-100,000 passages of English Wikipedia and 199,490 questions, claims and clues that people wrote, none for these
-passages (all-MiniLM-L6-v2, d = 384).
+100,000 passages of English Wikipedia and 199,490 questions, claims and clues that people wrote, none for
+these passages (all-MiniLM-L6-v2, d = 384).
 
 The first section compares the plain routers. What `amips.fit` makes, which gains more, is measured in
 [what amips gains](../benchmarks/results/win.md) and explained in [How it wins](how-it-wins.md).
