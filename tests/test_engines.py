@@ -587,6 +587,31 @@ class TestOpening:
         finally:
             svs_engine.runs_here.cache_clear()
 
+    def test_intels_library_is_tried_with_what_building_calls(self, monkeypatch, tmp_path):
+        """A stand-in for it that knows graphs and does not encode: it then ends the process."""
+        (tmp_path / "svs.py").write_text(
+            "import os\n"
+            "from unittest.mock import MagicMock\n"
+            "def LeanVecLoader(*arguments, **named): os._exit(1)\n"
+            "def __getattr__(name): return MagicMock()\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        svs_engine.runs_here.cache_clear()
+        try:
+            assert not svs_engine.runs_here()
+        finally:
+            svs_engine.runs_here.cache_clear()
+
+    def test_a_trial_of_intels_library_that_does_not_end(self, monkeypatch):
+        monkeypatch.setattr(svs_engine, "TRIAL", "import time; time.sleep(60)")
+        monkeypatch.setattr(svs_engine, "TRIAL_SECONDS", 0.2)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+        svs_engine.runs_here.cache_clear()
+        try:
+            assert "does not run on this processor" in engines.missing(["svs"])["svs"]
+        finally:
+            svs_engine.runs_here.cache_clear()
+
     def test_an_address_for_an_engine_without_a_server(self, tmp_path):
         with pytest.raises(AmipsError, match="HNSW has no server: leave the address out"):
             engines.build("hnsw", KEYS, tmp_path / "e", address="http://localhost")
