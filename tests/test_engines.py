@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from amips import engines
-from amips.cells import Cells, kmeans
+from amips.cells import Cells, fingerprint_of, kmeans
 from amips.engines import hnsw, opening, svs_engine
 from amips.engines.finder import Finder, library
 from amips.errors import AmipsError, BundleError, RunError, VectorError
@@ -27,7 +27,7 @@ from amips.index import FaissIVF
 from amips.nets import AffineNet
 from amips.nets.affine import AffineArchitecture
 from amips.search import Searcher, recalls
-from amips.vectors import open_vectors
+from amips.vectors import inspect, open_vectors
 from conftest import make_world
 from reference import best_in_cells
 
@@ -486,6 +486,60 @@ class TestMapped:
             engines.Mapped(engine, oracle(), KEYS)
         with pytest.raises(RunError, match="candidates=0: expected at least 1"):
             engines.Mapped(engine, oracle(), KEYS[:300], candidates=0)
+
+
+class TestOtherKeys:
+    """Of the same shape: nothing else would notice, and answers would be wrong."""
+
+    OTHER = np.ascontiguousarray(KEYS[::-1])
+
+    def trained_on(self, keys, cells=None):
+        """A model, and what training says of its origin."""
+        about = {"keys": inspect(open_vectors(keys)).fingerprint}
+        if cells is None:
+            return AffineNet(AffineArchitecture(D, 1, N), {"W": keys}, about)
+        about["cells"] = fingerprint_of(cells.assignment)
+        return AffineNet(AffineArchitecture(D, cells.count), {"W": cells.centroids}, about)
+
+    def test_a_mapper_of_other_keys(self, engine):
+        engines.Mapped(engine, self.trained_on(KEYS), KEYS)
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            engines.Mapped(engine, self.trained_on(self.OTHER), KEYS)
+
+    def test_keys_for_scoring_that_are_others(self, engine):
+        with pytest.raises(RunError, match=r"was built of other keys, or of these in another order$"):
+            engines.Mapped(engine, oracle(), self.OTHER)
+
+    def test_a_router_of_other_keys_or_other_cells(self, celled):
+        cells = Cells(celled.assignment, celled.centroids)
+        Searcher(celled, self.trained_on(KEYS, cells)).search(X, K, probes=2)
+        Searcher(celled, self.trained_on(KEYS))  # a mapper has no cells
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            Searcher(celled, self.trained_on(self.OTHER, cells))
+        moved = Cells(celled.assignment[::-1], celled.centroids)
+        with pytest.raises(RunError, match="the model was trained on other cells of these keys"):
+            Searcher(celled, self.trained_on(KEYS, moved))
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            Searcher(celled, None).with_model(self.trained_on(self.OTHER, cells))
+
+    def test_a_task_has_the_same_fingerprint(self, task, tmp_path):
+        with engines.build("leanvec", task.path / "keys.npy", tmp_path / "e") as made:
+            assert made.fingerprint == Searcher(made, None).fingerprint == task.fingerprint
+
+    def test_opened_again(self, tmp_path):
+        engines.build("hnsw", KEYS, tmp_path / "e").close()
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            engines.Mapped(engines.load(tmp_path / "e"), self.trained_on(self.OTHER), KEYS)
+
+    def test_an_engine_made_before_fingerprints_were_kept(self, tmp_path):
+        engines.build("leanvec", KEYS, tmp_path / "e", cells=kmeans(KEYS, 4)).close()
+        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
+        del manifest["keys"], manifest["sample"]
+        (tmp_path / "e" / "engine.json").write_text(json.dumps(manifest))
+        made = engines.load(tmp_path / "e")
+        mapper = self.trained_on(self.OTHER)
+        assert engines.Mapped(made, mapper, self.OTHER).search(X, K)[1].shape == (M, K)
+        assert Searcher(made, mapper).search(X, K)[1].shape == (M, K)
 
 
 class TestProjections:

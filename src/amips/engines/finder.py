@@ -4,7 +4,7 @@ An engine lives in a directory of its own, or, if it is a server, keeps there wh
 table again:
 
     DIRECTORY/
-      engine.json    which engine, its settings, n and d; written last
+      engine.json    which engine, its settings, n, d and fingerprints of the keys; written last
       ...            what the engine keeps
 """
 
@@ -25,12 +25,13 @@ from amips.cells import Cells
 from amips.errors import AmipsError
 from amips.search import Cost
 from amips.search.inputs import checked_k, checked_queries
-from amips.vectors import Floats, Vectors
+from amips.vectors import Floats, Vectors, inspect, open_vectors
 
 Ids = NDArray[np.int64]
 Row = tuple[Sequence[float] | Floats, Sequence[int] | Ids]  # scores and ids of one query
 
 GROWTH = 2**0.5  # from one budget to the next
+SAMPLE = 256  # keys, whatever their number
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Finder(ABC):
     learns: ClassVar[bool] = False  # whether it learns from queries
     n: int
     d: int
+    fingerprint: str = ""  # of the keys; "" of one that was made before these were kept,
+    sample: str = ""  # ... and of some of them
 
     @abstractmethod
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
@@ -200,6 +203,12 @@ def rungs(most: int) -> list[int]:
         steps.add(round(step))
         step = max(step + 1, step * GROWTH)
     return sorted(steps)
+
+
+def sample_of(keys: Vectors) -> str:
+    """The fingerprint of some keys, evenly spaced: tells others, or another order, without a pass."""
+    rows = np.unique(np.linspace(0, keys.n - 1, SAMPLE).astype(np.int64))
+    return inspect(open_vectors(keys.take(rows)), zero="keep").fingerprint
 
 
 def library(finder: type[Finder], name: str) -> Any:
