@@ -11,7 +11,8 @@ table again:
 import importlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -209,6 +210,18 @@ def sample_of(keys: Vectors) -> str:
     """The fingerprint of some keys, evenly spaced: tells others, or another order, without a pass."""
     rows = np.unique(np.linspace(0, keys.n - 1, SAMPLE).astype(np.int64))
     return inspect(open_vectors(keys.take(rows)), zero="keep").fingerprint
+
+
+@contextmanager
+def one_line(what: str, *kinds: type[Exception], error: type[AmipsError] = AmipsError) -> Iterator[None]:
+    """A library's errors of these kinds as one of amips's: what it is about, and the first line of theirs."""
+    try:
+        yield
+    except AmipsError:
+        raise
+    except kinds as problem:
+        said = str(problem).splitlines() or [type(problem).__name__]
+        raise error(f"{what}: {said[0]}") from None
 
 
 def library(finder: type[Finder], name: str) -> Any:

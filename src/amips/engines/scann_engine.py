@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from amips.engines.finder import Finder, Given, Ids, library, rungs, threads_allowed
+from amips.engines.finder import Finder, Given, Ids, library, one_line, rungs, threads_allowed
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
 
@@ -60,12 +60,9 @@ class ScaNN(Finder):
     @classmethod
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "ScaNN":
         """Read it."""
-        scann = library(cls, "scann")
-        try:
-            searcher = scann.scann_ops_pybind.load_searcher(str(directory / FOLDER))
-        except RuntimeError as problem:
-            reason = str(problem).splitlines()[0]
-            raise BundleError(f"{directory / FOLDER} is not a readable ScaNN index: {reason}") from None
+        scann, folder = library(cls, "scann"), directory / FOLDER
+        with one_line(f"{folder} is not a readable ScaNN index", RuntimeError, error=BundleError):
+            searcher = scann.scann_ops_pybind.load_searcher(str(folder))
         return cls(searcher, n, d, settings)
 
     def budgets(self) -> list[int]:
