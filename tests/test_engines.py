@@ -20,7 +20,8 @@ import pytest
 
 from amips import engines
 from amips.cells import Cells, fingerprint_of, kmeans
-from amips.engines import hnsw, opening, svs_engine
+from amips.engines import hnsw, opening, pgvector, svs_engine
+from amips.engines.celled import by_cell
 from amips.engines.finder import Finder, library
 from amips.errors import AmipsError, BundleError, RunError, VectorError
 from amips.index import FaissIVF
@@ -772,10 +773,144 @@ class TestServer:
         with pytest.raises(AmipsError, match=r"PostgreSQL does not start in .+postgres; see its log$"):
             engines.load(tmp_path / "e")
 
-    def test_a_name_that_is_no_table(self, tmp_path):
-        need("pgvector")
+    @pytest.mark.parametrize("name", ["pgvector", "milvus"])
+    @pytest.mark.parametrize("table", ["keys; DROP TABLE keys", "", 5])
+    def test_a_name_that_is_no_table(self, name, table, tmp_path):
+        need(name)
         with pytest.raises(AmipsError, match="expected a plain name"):
-            engines.build("pgvector", KEYS, tmp_path / "e", table="keys; DROP TABLE keys")
+            engines.build(name, KEYS, tmp_path / "e", table=table)
+
+    def test_pgvectors_settings_are_sent_when_they_change(self, postgres, tmp_path):
+        """Each is a round trip, which one query would pay for; and some are new in pgvector 0.8."""
+        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
+            sent, real = [], made.connection
+
+            class Spy:
+                def execute(self, query):
+                    sent.append(query)
+                    return real.execute(query)
+
+                def cursor(self, **named):
+                    return real.cursor(**named)
+
+            made.connection = Spy()
+            for k, budget in ((K, 40), (K, 40), (60, 40), (1100, 40), (K, 60), (K, 60), (K, 64)):
+                assert (made.search(X[:1], k, budget)[1] >= 0).sum() > 0.9 * k
+        assert sent == [
+            "SET hnsw.ef_search = 40",
+            "SET hnsw.ef_search = 60",
+            "SET hnsw.ef_search = 1000; SET hnsw.iterative_scan = strict_order; "
+            "SET hnsw.max_scan_tuples = 2147483647",
+            "SET hnsw.ef_search = 60; SET hnsw.iterative_scan = off",
+            "SET hnsw.ef_search = 64",
+        ]
+
+    def test_postgres_keeps_nothing_of_a_build_that_was_interrupted(self, postgres, tmp_path, monkeypatch):
+        import psycopg
+
+        def interrupted(keys, cells):
+            yield next(by_cell(keys, cells))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(pgvector, "by_cell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engines.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres, table="mine")
+        with psycopg.connect(postgres) as connection:
+            assert connection.execute("SELECT to_regclass('mine')").fetchone() == (None,)
+        monkeypatch.undo()
+        engines.build("pgvector", KEYS[:300], tmp_path / "f", address=postgres, table="mine").close()
+        with pytest.raises(AmipsError, match=r'^PostgreSQL: relation "mine" already exists$'):
+            engines.build("pgvector", KEYS[:400], tmp_path / "g", address=postgres, table="mine")
+        with engines.load(tmp_path / "f", address=postgres) as again:
+            assert again.n == 300  # which the failure did not drop
+
+    def test_milvus_keeps_nothing_of_a_build_that_was_interrupted(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        given = {"address": str(tmp_path / "elsewhere.db"), "table": "mine"}
+        monkeypatch.setattr(pymilvus.MilvusClient, "flush", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engines.build("milvus", KEYS[:300], tmp_path / "e", **given)
+        client = pymilvus.MilvusClient(uri=given["address"])
+        assert not client.has_collection("mine")
+        client.close()
+        monkeypatch.undo()
+        engines.build("milvus", KEYS[:300], tmp_path / "f", **given).close()
+        with pytest.raises(AmipsError, match="'mine': Milvus has a collection of that name; choose another"):
+            engines.build("milvus", KEYS[:400], tmp_path / "g", **given)
+        with engines.load(tmp_path / "f", address=given["address"]) as again:
+            assert again.n == 300
+
+    def test_a_directory_opened_twice(self, tmp_path):
+        """PostgreSQL stops with the last of them, and with nothing but a second `close` of the first."""
+        need("pgvector")
+        first = engines.build("pgvector", KEYS[:300], tmp_path / "e")
+        with engines.load(tmp_path / "e") as second:
+            first.close()
+            first.close()
+            assert (second.search(X, K)[1] >= 0).all()
+            assert (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+        assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+
+    def test_a_server_of_its_own_does_not_outlive_a_failure(self, tmp_path, monkeypatch):
+        need("pgvector")
+        import pgvector.psycopg as adapters
+        import psycopg
+
+        def fail(_):
+            raise psycopg.ProgrammingError("vector type not found in the database")
+
+        engines.build("pgvector", KEYS[:300], tmp_path / "e").close()
+        monkeypatch.setattr(adapters, "register_vector", fail)
+        with pytest.raises(AmipsError, match=r"^PostgreSQL: vector type not found in the database$"):
+            engines.load(tmp_path / "e")
+        assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+
+    def test_milvus_is_let_go_of_when_the_collection_does_not_load(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        def fail(*_):
+            raise pymilvus.MilvusException(1, "no memory\nat all")
+
+        closed = []
+        engines.build("milvus", KEYS[:300], tmp_path / "e").close()
+        monkeypatch.setattr(pymilvus.MilvusClient, "load_collection", fail)
+        monkeypatch.setattr(pymilvus.MilvusClient, "close", lambda self: closed.append(self))
+        with pytest.raises(AmipsError, match=r"^Milvus: .*no memory$"):
+            engines.load(tmp_path / "e")
+        (client,) = closed
+        monkeypatch.undo()
+        client.close()
+
+    @pytest.mark.parametrize("name", ["pgvector", "lancedb", "milvus"])
+    def test_keys_that_go_while_they_are_searched(self, name, tmp_path, capfd):
+        need(name)
+        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
+            if name == "pgvector":
+                made.connection.execute(f"DROP TABLE {made.table}")
+            elif name == "milvus":
+                made.client.drop_collection(made.table)
+            else:
+                shutil.rmtree(tmp_path / "e" / "keys.lance")
+            capfd.readouterr()
+            title = "PostgreSQL" if name == "pgvector" else made.title
+            for search in (made.find, lambda x, k, budget: made.scan(x, np.zeros((len(x), 1), int), k)):
+                with pytest.raises(AmipsError, match=f"^{title}: .+") as caught:
+                    search(X[:1], K, 10)
+                assert "\n" not in str(caught.value)
+            assert capfd.readouterr().err == ""
+
+    @pytest.mark.parametrize("partitions", [0, 301, 2.5])
+    def test_partitions_that_lancedb_cannot_make(self, partitions, tmp_path):
+        need("lancedb")
+        said = "^LanceDB: " if partitions == 2.5 else f"partitions={partitions}: expected 1 to the 300 keys"
+        with pytest.raises(AmipsError, match=said):
+            engines.build("lancedb", KEYS[:300], tmp_path / "e", partitions=partitions)
 
     def test_milvus_by_uri(self, tmp_path, monkeypatch):
         """Another file stands in for a server: the way there is the same."""
