@@ -125,6 +125,14 @@ def true_scores(ids, x=X):
     return np.einsum("mkd,md->mk", KEYS[np.maximum(ids, 0)], x)
 
 
+def same_answers(name, got, want):
+    if name == "soar":  # does not always find the same twice, opened again or not
+        assert (got[1] == want[1]).mean() > 0.95
+        return
+    np.testing.assert_array_equal(got[1], want[1])
+    np.testing.assert_array_equal(got[0], want[0])
+
+
 class TestSearch:
     def test_what_it_holds(self, engine, name):
         assert (engine.n, engine.d) == (N, D)
@@ -176,11 +184,9 @@ class TestSearch:
                 assert len(set(alone[1][0]) & set(ids[row])) >= K - 1
                 np.testing.assert_allclose(alone[0][0], scores[row], atol=2e-2)
 
-    def test_again_the_same(self, engine):
+    def test_again_the_same(self, engine, name):
         budget = engine.budgets()[len(engine.budgets()) // 2]
-        first, again = engine.search(X, K, budget), engine.search(X, K)
-        np.testing.assert_array_equal(first[1], again[1])
-        np.testing.assert_array_equal(first[0], again[0])
+        same_answers(name, engine.search(X, K, budget), engine.search(X, K))
 
     def test_from_several_threads_at_once(self, engine):
         budget = engine.budgets()[-1]
@@ -272,11 +278,7 @@ class TestFiles:
             assert (again.n, again.d) == (500, D)
             assert again.budgets() == made.budgets()
             got = again.search(X, K)
-        if name == "soar":  # does not always find the same twice, opened again or not
-            assert (got[1] == want[1]).mean() > 0.95
-            return
-        np.testing.assert_array_equal(got[1], want[1])
-        np.testing.assert_array_equal(got[0], want[0])
+        same_answers(name, got, want)
 
     def test_unfinished(self, name, tmp_path, monkeypatch):
         def crash(*_):
@@ -705,6 +707,18 @@ class TestOpening:
         assert (ids == -1).any(axis=1).all()
         assert all(len(set(row[row >= 0])) == (row >= 0).sum() > 1 for row in ids)
         assert (np.isneginf(scores) == (ids == -1)).all()
+
+    def test_scann_has_as_many_threads_as_are_allowed(self, tmp_path):
+        need("scann")
+        with engines.build("scann", KEYS, tmp_path / "e") as made:
+            budget, asked = made.budgets()[-1], []
+            want, real = made.search(X, K, budget, threads=1)[1], made.searcher.set_num_threads
+            made.searcher.set_num_threads = lambda count: (asked.append(count), real(count))
+            for threads in (1, 3, 3, 2, 1):
+                ids = made.search(X, K, budget, threads=threads)[1]
+                assert recalls(ids, want, K).mean() > 0.99
+            made.search(X[:1], K, threads=4)  # one query has one thread
+        assert asked == [3, 2]
 
     def test_usearch_counts_the_keys_of_each_query(self, tmp_path):
         """Asked for everything, a graph scores every key about once."""

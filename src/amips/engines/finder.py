@@ -33,6 +33,7 @@ Row = tuple[Sequence[float] | Floats, Sequence[int] | Ids]  # scores and ids of 
 
 GROWTH = 2**0.5  # from one budget to the next
 SAMPLE = 256  # keys, whatever their number
+BLOCK_BYTES = 1 << 26  # of candidates' keys that are scored at a time
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class Finder(ABC):
         Args:
             x: queries [m, d], or one query [d].
             budget: how hard to look; what it counts is in `self.budget`. The middle of `budgets()` if None.
-            threads: a limit for numpy, FAISS and ScaNN; databases have their own.
+            threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, ScaNN,
+                Intel's); databases have their own.
         """
         return checked_search(self, x, k, budget, threads)
 

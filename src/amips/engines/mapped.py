@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from amips.engines.finder import Finder, Ids, checked_search, sample_of
+from amips.engines.finder import BLOCK_BYTES, Finder, Ids, checked_search, sample_of
 from amips.errors import RunError
 from amips.index.running import score_candidates
 from amips.nets import Model
@@ -13,8 +13,6 @@ from amips.route import check_fits
 from amips.search import Cost
 from amips.search.searcher import DROP_IN_CANDIDATES
 from amips.vectors import Floats, open_vectors
-
-BLOCK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)

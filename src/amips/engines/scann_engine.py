@@ -5,6 +5,7 @@ the first. Leaves cannot be given from outside, so there is no routing; and ScaN
 looked at, so there is only time.
 """
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ class ScaNN(Finder):
 
     def __init__(self, searcher: Any, n: int, d: int, settings: dict[str, Any]) -> None:
         self.searcher, self.n, self.d, self._settings = searcher, n, d, settings
+        self._lock = threading.Lock()  # the threads belong to the index, not to the call
+        self._threads = 0  # not known
 
     @classmethod
     def settings(cls, n: int, d: int) -> dict[str, Any]:
@@ -75,9 +78,15 @@ class ScaNN(Finder):
         if self.n >= FEWEST:
             counts["pre_reorder_num_neighbors"] = min(k * self._settings["refine"], self.n)
             counts["leaves_to_search"] = min(budget, self._settings["leaves"])
-        many = len(x) > 1 and threads_allowed() > 1
-        search = self.searcher.search_batched_parallel if many else self.searcher.search_batched
-        found, scores = search(x, **counts)
+        allowed = threads_allowed()
+        if len(x) > 1 and allowed > 1:
+            with self._lock:
+                if self._threads != allowed:  # which makes them anew
+                    self.searcher.set_num_threads(allowed)
+                    self._threads = allowed
+                found, scores = self.searcher.search_batched_parallel(x, **counts)
+        else:
+            found, scores = self.searcher.search_batched(x, **counts)
         # Where leaves hold too few keys, ScaNN fills up with scores that are not numbers.
         missing = np.isnan(scores)
         ids = np.where(missing, -1, found.astype(np.int64))

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from amips.engines.finder import Finder, Given, Ids, library, threads_allowed
-from amips.engines.leanvec import BLOCK_BYTES, KEYS
+from amips.engines.finder import BLOCK_BYTES, Finder, Given, Ids, library, threads_allowed
+from amips.engines.leanvec import KEYS
 from amips.errors import AmipsError
 from amips.index.running import score_candidates
 from amips.vectors import Floats
