@@ -1046,12 +1046,41 @@ class TestDocs:
         np.testing.assert_array_equal(names["ids"], want[1][0])
         np.testing.assert_allclose(names["scores"], want[0][0], atol=1e-5)
 
+    def test_a_milvus_collection_of_your_own(self, blocks, tmp_path):
+        need("milvus")
+        from pymilvus import DataType, MilvusClient
+
+        code = next(code for _, code in blocks if 'client.search("keys", [mapped]' in code)
+        client = MilvusClient(uri=str(tmp_path / "mine.db"))
+        schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("v", DataType.FLOAT_VECTOR, dim=D)
+        index.add_index("v", index_type="HNSW", metric_type="IP")
+        client.create_collection("keys", schema=schema, index_params=index)
+        client.insert("keys", [{"id": i, "v": v} for i, v in enumerate(KEYS)])
+        names = {"client": client, "mapper": oracle(), "x": X[0]}
+        exec(code, names)
+        client.close()
+        assert (len(names["ids"]), names["ids"][0]) == (10, TRUE[0, 0])
+        np.testing.assert_allclose(names["scores"], KEYS[list(names["ids"])] @ X[0], atol=1e-5)
+        assert list(names["scores"]) == sorted(names["scores"], reverse=True)
+
+    @pytest.mark.parametrize("name", ["pgvector", "milvus"])
+    def test_deleting(self, name, blocks, tmp_path):
+        need(name)
+        code = next(code for _, code in blocks if "DROP TABLE" in code)
+        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
+            (line,) = (line for line in code.splitlines() if line.endswith(f"# {made.title}"))
+            exec(line, {"engine": made})
+        with pytest.raises(BundleError, match=r"does not exist|has 0 rows"):
+            engines.load(tmp_path / "e")
+
     def test_a_milvus_collection_of_your_own_routed(self, blocks, routed, tmp_path):
         need("milvus")
         from pymilvus import DataType, MilvusClient
 
         fields = next(code for _, code in blocks if 'add_field("flat"' in code)
-        asked = next(code for _, code in blocks if "client.search(" in code)
+        asked = next(code for _, code in blocks if "filter" in code and "client.search(" in code)
         client = MilvusClient(uri=str(tmp_path / "mine.db"))
         schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
         schema.add_field("id", DataType.INT64, is_primary=True)
