@@ -92,10 +92,10 @@ def build(
     finder.require()
     directory.mkdir(parents=True, exist_ok=True)
     settings = known | settings
-    files = finder.make(Given(table, log, cells, settings, address), directory)
     about = {"kind": KIND, "format": FORMAT, "engine": name, "n": table.n, "d": table.d}
     about |= {"keys": fingerprint, "sample": sample_of(table)}
     about |= {"settings": settings, "server": address is not None}
+    files = finder.make(Given(table, log, cells, settings, address), directory)
     write_manifest(directory, MANIFEST, about, files)
     return load(directory, address=address)
 
