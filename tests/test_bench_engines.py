@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import amips
 from amips import engines
 from amips.bench import bench, comparison, load_summary
 from amips.bench.derive import on_test
@@ -21,6 +22,7 @@ from amips.nets.affine import AffineArchitecture
 from amips.search.points import shares
 from conftest import Silent, make_world
 from reference import architecture, random_net
+from test_engines import HERE, open_place
 
 D, N, K = 16, 600, 10
 SETTINGS = Settings(batch=32, singles=4, rounds=2, minutes=0.005)
@@ -269,17 +271,52 @@ class TestTelling:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    place = tmp_path_factory.mktemp("study")
-    keys, queries = make_world(1200, 1500, 16, seed=7)
-    np.save(place / "keys.npy", keys)
-    np.save(place / "queries.npy", queries)
-    return place
+def place():
+    keys, queries = make_world(400, 120, 16, seed=7)
+    with open_place() as place:
+        np.save(place / "keys.npy", keys)
+        np.save(place / "queries.npy", queries)
+        yield place
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """Few keys and few held-out queries: Milvus Lite goes through all keys for each."""
+    out = tmp_path_factory.mktemp("few") / "task"
+    return amips.label(*make_world(300, 260, D, seed=7), cells=1, val=20, test=20, k=10, out=out)
+
+
+@pytest.mark.engines
+class TestEveryEngine:
+    """Each that is here, run by the bench; `test_the_study_on_another_engine` runs them in a study."""
+
+    @pytest.mark.parametrize("name", HERE)
+    def test_in_the_bench(self, few, name, monkeypatch):
+        keys = np.array(few.keys)
+        model = AffineNet(AffineArchitecture(D, 1, few.n), {"W": keys}, {"keys": few.fingerprint})
+        monkeypatch.setattr(comparison, "model_systems", lambda *_: [])  # without its sweep of cells
+        with open_place() as out:
+            model.save(out / "oracle")
+            given = {"models": [out / "oracle"], "engines": [name], "minutes": 0.005}
+            short = {"rounds": 1, "batch": 8, "singles": 2}
+            made = bench(few, out=out / "results", systems=[System(cells=8)], **given, **short)
+        title = System(engine=name).family
+        best = {}
+        for point in made.values["points"]:
+            best[point["family"]] = max(best.get(point["family"], 0), point["recall@1"])
+        routed = [f"{title}: linear oracle"] if engines.engine_class(name).celled else []
+        assert set(best) == {"centroid", title, f"{title}: linear oracle, drop-in, scored again", *routed}
+        assert min(best.values()) > 0.9
+        assert {cost["family"] for cost in made.values["costs"] if cost["single/1"]} == set(best)
+        told = {cost["family"] for cost in made.values["costs"] if cost["flops"]}
+        assert (title in told) == (name in ("hnsw", "leanvec", "usearch"))
+        assert set(routed) <= told
 
 
 class TestCommands:
     @pytest.mark.slow
-    @pytest.mark.parametrize("engine", ["hnsw", "leanvec"])
+    @pytest.mark.engines
+    @pytest.mark.parametrize("engine", HERE)
     def test_the_study_on_another_engine(self, place, engine):
         command = ["study", "ivf", "--engine", engine, "--data", str(place), "--scale", "smoke"]
         done = CliRunner().invoke(cli, [*command, "--out", str(place / "out")])
@@ -289,10 +326,12 @@ class TestCommands:
         assert set(made.values["recall"]) == {
             title,
             f"{title}: KeyNet XS, drop-in, scored again",
-            *([f"{title}: KeyNet XS"] if engine == "leanvec" else []),
+            *([f"{title}: KeyNet XS"] if engines.engine_class(engine).celled else []),
         }
         assert max(made.values["recall"][title]) > 0.95
-        assert made.charts[0].panels[0].x_label == "FLOPs, share of a full scan"
+        told = engines.engine_class(engine).celled or engine in ("hnsw", "usearch")
+        first = "FLOPs, share of a full scan" if told else "us a query, batch 1, 1 thread"
+        assert made.charts[0].panels[0].x_label == first
         assert made.command.startswith(f"amips study ivf --engine {engine} ")
         assert (place / "out" / f"ivf-{engine}" / "table.md").exists()
         assert any(title in line for line in made.verdict)

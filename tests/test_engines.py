@@ -19,15 +19,16 @@ import numpy as np
 import pytest
 
 from amips import engines
-from amips.cells import Cells, kmeans
-from amips.engines import hnsw, opening, svs_engine
+from amips.cells import Cells, fingerprint_of, kmeans
+from amips.engines import hnsw, opening, pgvector, svs_engine
+from amips.engines.celled import by_cell
 from amips.engines.finder import Finder, library
 from amips.errors import AmipsError, BundleError, RunError, VectorError
 from amips.index import FaissIVF
 from amips.nets import AffineNet
 from amips.nets.affine import AffineArchitecture
 from amips.search import Searcher, recalls
-from amips.vectors import open_vectors
+from amips.vectors import inspect, open_vectors
 from conftest import make_world
 from reference import best_in_cells
 
@@ -124,6 +125,14 @@ def true_scores(ids, x=X):
     return np.einsum("mkd,md->mk", KEYS[np.maximum(ids, 0)], x)
 
 
+def same_answers(name, got, want):
+    if name == "soar":  # does not always find the same twice, opened again or not
+        assert (got[1] == want[1]).mean() > 0.95
+        return
+    np.testing.assert_array_equal(got[1], want[1])
+    np.testing.assert_array_equal(got[0], want[0])
+
+
 class TestSearch:
     def test_what_it_holds(self, engine, name):
         assert (engine.n, engine.d) == (N, D)
@@ -175,11 +184,9 @@ class TestSearch:
                 assert len(set(alone[1][0]) & set(ids[row])) >= K - 1
                 np.testing.assert_allclose(alone[0][0], scores[row], atol=2e-2)
 
-    def test_again_the_same(self, engine):
+    def test_again_the_same(self, engine, name):
         budget = engine.budgets()[len(engine.budgets()) // 2]
-        first, again = engine.search(X, K, budget), engine.search(X, K)
-        np.testing.assert_array_equal(first[1], again[1])
-        np.testing.assert_array_equal(first[0], again[0])
+        same_answers(name, engine.search(X, K, budget), engine.search(X, K))
 
     def test_from_several_threads_at_once(self, engine):
         budget = engine.budgets()[-1]
@@ -271,11 +278,7 @@ class TestFiles:
             assert (again.n, again.d) == (500, D)
             assert again.budgets() == made.budgets()
             got = again.search(X, K)
-        if name == "soar":  # does not always find the same twice, opened again or not
-            assert (got[1] == want[1]).mean() > 0.95
-            return
-        np.testing.assert_array_equal(got[1], want[1])
-        np.testing.assert_array_equal(got[0], want[0])
+        same_answers(name, got, want)
 
     def test_unfinished(self, name, tmp_path, monkeypatch):
         def crash(*_):
@@ -488,6 +491,60 @@ class TestMapped:
             engines.Mapped(engine, oracle(), KEYS[:300], candidates=0)
 
 
+class TestOtherKeys:
+    """Of the same shape: nothing else would notice, and answers would be wrong."""
+
+    OTHER = np.ascontiguousarray(KEYS[::-1])
+
+    def trained_on(self, keys, cells=None):
+        """A model, and what training says of its origin."""
+        about = {"keys": inspect(open_vectors(keys)).fingerprint}
+        if cells is None:
+            return AffineNet(AffineArchitecture(D, 1, N), {"W": keys}, about)
+        about["cells"] = fingerprint_of(cells.assignment)
+        return AffineNet(AffineArchitecture(D, cells.count), {"W": cells.centroids}, about)
+
+    def test_a_mapper_of_other_keys(self, engine):
+        engines.Mapped(engine, self.trained_on(KEYS), KEYS)
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            engines.Mapped(engine, self.trained_on(self.OTHER), KEYS)
+
+    def test_keys_for_scoring_that_are_others(self, engine):
+        with pytest.raises(RunError, match=r"was built of other keys, or of these in another order$"):
+            engines.Mapped(engine, oracle(), self.OTHER)
+
+    def test_a_router_of_other_keys_or_other_cells(self, celled):
+        cells = Cells(celled.assignment, celled.centroids)
+        Searcher(celled, self.trained_on(KEYS, cells)).search(X, K, probes=2)
+        Searcher(celled, self.trained_on(KEYS))  # a mapper has no cells
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            Searcher(celled, self.trained_on(self.OTHER, cells))
+        moved = Cells(celled.assignment[::-1], celled.centroids)
+        with pytest.raises(RunError, match="the model was trained on other cells of these keys"):
+            Searcher(celled, self.trained_on(KEYS, moved))
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            Searcher(celled, None).with_model(self.trained_on(self.OTHER, cells))
+
+    def test_a_task_has_the_same_fingerprint(self, task, tmp_path):
+        with engines.build("leanvec", task.path / "keys.npy", tmp_path / "e") as made:
+            assert made.fingerprint == Searcher(made, None).fingerprint == task.fingerprint
+
+    def test_opened_again(self, tmp_path):
+        engines.build("hnsw", KEYS, tmp_path / "e").close()
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            engines.Mapped(engines.load(tmp_path / "e"), self.trained_on(self.OTHER), KEYS)
+
+    def test_an_engine_made_before_fingerprints_were_kept(self, tmp_path):
+        engines.build("leanvec", KEYS, tmp_path / "e", cells=kmeans(KEYS, 4)).close()
+        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
+        del manifest["keys"], manifest["sample"]
+        (tmp_path / "e" / "engine.json").write_text(json.dumps(manifest))
+        made = engines.load(tmp_path / "e")
+        mapper = self.trained_on(self.OTHER)
+        assert engines.Mapped(made, mapper, self.OTHER).search(X, K)[1].shape == (M, K)
+        assert Searcher(made, mapper).search(X, K)[1].shape == (M, K)
+
+
 class TestProjections:
     """LeanVec: reduced inner products are near the full ones, for the queries that are asked."""
 
@@ -587,6 +644,31 @@ class TestOpening:
         finally:
             svs_engine.runs_here.cache_clear()
 
+    def test_intels_library_is_tried_with_what_building_calls(self, monkeypatch, tmp_path):
+        """A stand-in for it that knows graphs and does not encode: it then ends the process."""
+        (tmp_path / "svs.py").write_text(
+            "import os\n"
+            "from unittest.mock import MagicMock\n"
+            "def LeanVecLoader(*arguments, **named): os._exit(1)\n"
+            "def __getattr__(name): return MagicMock()\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        svs_engine.runs_here.cache_clear()
+        try:
+            assert not svs_engine.runs_here()
+        finally:
+            svs_engine.runs_here.cache_clear()
+
+    def test_a_trial_of_intels_library_that_does_not_end(self, monkeypatch):
+        monkeypatch.setattr(svs_engine, "TRIAL", "import time; time.sleep(60)")
+        monkeypatch.setattr(svs_engine, "TRIAL_SECONDS", 0.2)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+        svs_engine.runs_here.cache_clear()
+        try:
+            assert "does not run on this processor" in engines.missing(["svs"])["svs"]
+        finally:
+            svs_engine.runs_here.cache_clear()
+
     def test_an_address_for_an_engine_without_a_server(self, tmp_path):
         with pytest.raises(AmipsError, match="HNSW has no server: leave the address out"):
             engines.build("hnsw", KEYS, tmp_path / "e", address="http://localhost")
@@ -625,6 +707,18 @@ class TestOpening:
         assert (ids == -1).any(axis=1).all()
         assert all(len(set(row[row >= 0])) == (row >= 0).sum() > 1 for row in ids)
         assert (np.isneginf(scores) == (ids == -1)).all()
+
+    def test_scann_has_as_many_threads_as_are_allowed(self, tmp_path):
+        need("scann")
+        with engines.build("scann", KEYS, tmp_path / "e") as made:
+            budget, asked = made.budgets()[-1], []
+            want, real = made.search(X, K, budget, threads=1)[1], made.searcher.set_num_threads
+            made.searcher.set_num_threads = lambda count: (asked.append(count), real(count))
+            for threads in (1, 3, 3, 2, 1):
+                ids = made.search(X, K, budget, threads=threads)[1]
+                assert recalls(ids, want, K).mean() > 0.99
+            made.search(X[:1], K, threads=4)  # one query has one thread
+        assert asked == [3, 2]
 
     def test_usearch_counts_the_keys_of_each_query(self, tmp_path):
         """Asked for everything, a graph scores every key about once."""
@@ -693,10 +787,144 @@ class TestServer:
         with pytest.raises(AmipsError, match=r"PostgreSQL does not start in .+postgres; see its log$"):
             engines.load(tmp_path / "e")
 
-    def test_a_name_that_is_no_table(self, tmp_path):
-        need("pgvector")
+    @pytest.mark.parametrize("name", ["pgvector", "milvus"])
+    @pytest.mark.parametrize("table", ["keys; DROP TABLE keys", "", 5])
+    def test_a_name_that_is_no_table(self, name, table, tmp_path):
+        need(name)
         with pytest.raises(AmipsError, match="expected a plain name"):
-            engines.build("pgvector", KEYS, tmp_path / "e", table="keys; DROP TABLE keys")
+            engines.build(name, KEYS, tmp_path / "e", table=table)
+
+    def test_pgvectors_settings_are_sent_when_they_change(self, postgres, tmp_path):
+        """Each is a round trip, which one query would pay for; and some are new in pgvector 0.8."""
+        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
+            sent, real = [], made.connection
+
+            class Spy:
+                def execute(self, query):
+                    sent.append(query)
+                    return real.execute(query)
+
+                def cursor(self, **named):
+                    return real.cursor(**named)
+
+            made.connection = Spy()
+            for k, budget in ((K, 40), (K, 40), (60, 40), (1100, 40), (K, 60), (K, 60), (K, 64)):
+                assert (made.search(X[:1], k, budget)[1] >= 0).sum() > 0.9 * k
+        assert sent == [
+            "SET hnsw.ef_search = 40",
+            "SET hnsw.ef_search = 60",
+            "SET hnsw.ef_search = 1000; SET hnsw.iterative_scan = strict_order; "
+            "SET hnsw.max_scan_tuples = 2147483647",
+            "SET hnsw.ef_search = 60; SET hnsw.iterative_scan = off",
+            "SET hnsw.ef_search = 64",
+        ]
+
+    def test_postgres_keeps_nothing_of_a_build_that_was_interrupted(self, postgres, tmp_path, monkeypatch):
+        import psycopg
+
+        def interrupted(keys, cells):
+            yield next(by_cell(keys, cells))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(pgvector, "by_cell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engines.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres, table="mine")
+        with psycopg.connect(postgres) as connection:
+            assert connection.execute("SELECT to_regclass('mine')").fetchone() == (None,)
+        monkeypatch.undo()
+        engines.build("pgvector", KEYS[:300], tmp_path / "f", address=postgres, table="mine").close()
+        with pytest.raises(AmipsError, match=r'^PostgreSQL: relation "mine" already exists$'):
+            engines.build("pgvector", KEYS[:400], tmp_path / "g", address=postgres, table="mine")
+        with engines.load(tmp_path / "f", address=postgres) as again:
+            assert again.n == 300  # which the failure did not drop
+
+    def test_milvus_keeps_nothing_of_a_build_that_was_interrupted(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        given = {"address": str(tmp_path / "elsewhere.db"), "table": "mine"}
+        monkeypatch.setattr(pymilvus.MilvusClient, "flush", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engines.build("milvus", KEYS[:300], tmp_path / "e", **given)
+        client = pymilvus.MilvusClient(uri=given["address"])
+        assert not client.has_collection("mine")
+        client.close()
+        monkeypatch.undo()
+        engines.build("milvus", KEYS[:300], tmp_path / "f", **given).close()
+        with pytest.raises(AmipsError, match="'mine': Milvus has a collection of that name; choose another"):
+            engines.build("milvus", KEYS[:400], tmp_path / "g", **given)
+        with engines.load(tmp_path / "f", address=given["address"]) as again:
+            assert again.n == 300
+
+    def test_a_directory_opened_twice(self, tmp_path):
+        """PostgreSQL stops with the last of them, and with nothing but a second `close` of the first."""
+        need("pgvector")
+        first = engines.build("pgvector", KEYS[:300], tmp_path / "e")
+        with engines.load(tmp_path / "e") as second:
+            first.close()
+            first.close()
+            assert (second.search(X, K)[1] >= 0).all()
+            assert (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+        assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+
+    def test_a_server_of_its_own_does_not_outlive_a_failure(self, tmp_path, monkeypatch):
+        need("pgvector")
+        import pgvector.psycopg as adapters
+        import psycopg
+
+        def fail(_):
+            raise psycopg.ProgrammingError("vector type not found in the database")
+
+        engines.build("pgvector", KEYS[:300], tmp_path / "e").close()
+        monkeypatch.setattr(adapters, "register_vector", fail)
+        with pytest.raises(AmipsError, match=r"^PostgreSQL: vector type not found in the database$"):
+            engines.load(tmp_path / "e")
+        assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+
+    def test_milvus_is_let_go_of_when_the_collection_does_not_load(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        def fail(*_):
+            raise pymilvus.MilvusException(1, "no memory\nat all")
+
+        closed = []
+        engines.build("milvus", KEYS[:300], tmp_path / "e").close()
+        monkeypatch.setattr(pymilvus.MilvusClient, "load_collection", fail)
+        monkeypatch.setattr(pymilvus.MilvusClient, "close", lambda self: closed.append(self))
+        with pytest.raises(AmipsError, match=r"^Milvus: .*no memory$"):
+            engines.load(tmp_path / "e")
+        (client,) = closed
+        monkeypatch.undo()
+        client.close()
+
+    @pytest.mark.parametrize("name", ["pgvector", "lancedb", "milvus"])
+    def test_keys_that_go_while_they_are_searched(self, name, tmp_path, capfd):
+        need(name)
+        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
+            if name == "pgvector":
+                made.connection.execute(f"DROP TABLE {made.table}")
+            elif name == "milvus":
+                made.client.drop_collection(made.table)
+            else:
+                shutil.rmtree(tmp_path / "e" / "keys.lance")
+            capfd.readouterr()
+            title = "PostgreSQL" if name == "pgvector" else made.title
+            for search in (made.find, lambda x, k, budget: made.scan(x, np.zeros((len(x), 1), int), k)):
+                with pytest.raises(AmipsError, match=f"^{title}: .+") as caught:
+                    search(X[:1], K, 10)
+                assert "\n" not in str(caught.value)
+            assert capfd.readouterr().err == ""
+
+    @pytest.mark.parametrize("partitions", [0, 301, 2.5])
+    def test_partitions_that_lancedb_cannot_make(self, partitions, tmp_path):
+        need("lancedb")
+        said = "^LanceDB: " if partitions == 2.5 else f"partitions={partitions}: expected 1 to the 300 keys"
+        with pytest.raises(AmipsError, match=said):
+            engines.build("lancedb", KEYS[:300], tmp_path / "e", partitions=partitions)
 
     def test_milvus_by_uri(self, tmp_path, monkeypatch):
         """Another file stands in for a server: the way there is the same."""
@@ -818,12 +1046,41 @@ class TestDocs:
         np.testing.assert_array_equal(names["ids"], want[1][0])
         np.testing.assert_allclose(names["scores"], want[0][0], atol=1e-5)
 
+    def test_a_milvus_collection_of_your_own(self, blocks, tmp_path):
+        need("milvus")
+        from pymilvus import DataType, MilvusClient
+
+        code = next(code for _, code in blocks if 'client.search("keys", [mapped]' in code)
+        client = MilvusClient(uri=str(tmp_path / "mine.db"))
+        schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("v", DataType.FLOAT_VECTOR, dim=D)
+        index.add_index("v", index_type="HNSW", metric_type="IP")
+        client.create_collection("keys", schema=schema, index_params=index)
+        client.insert("keys", [{"id": i, "v": v} for i, v in enumerate(KEYS)])
+        names = {"client": client, "mapper": oracle(), "x": X[0]}
+        exec(code, names)
+        client.close()
+        assert (len(names["ids"]), names["ids"][0]) == (10, TRUE[0, 0])
+        np.testing.assert_allclose(names["scores"], KEYS[list(names["ids"])] @ X[0], atol=1e-5)
+        assert list(names["scores"]) == sorted(names["scores"], reverse=True)
+
+    @pytest.mark.parametrize("name", ["pgvector", "milvus"])
+    def test_deleting(self, name, blocks, tmp_path):
+        need(name)
+        code = next(code for _, code in blocks if "DROP TABLE" in code)
+        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
+            (line,) = (line for line in code.splitlines() if line.endswith(f"# {made.title}"))
+            exec(line, {"engine": made})
+        with pytest.raises(BundleError, match=r"does not exist|has 0 rows"):
+            engines.load(tmp_path / "e")
+
     def test_a_milvus_collection_of_your_own_routed(self, blocks, routed, tmp_path):
         need("milvus")
         from pymilvus import DataType, MilvusClient
 
         fields = next(code for _, code in blocks if 'add_field("flat"' in code)
-        asked = next(code for _, code in blocks if "client.search(" in code)
+        asked = next(code for _, code in blocks if "filter" in code and "client.search(" in code)
         client = MilvusClient(uri=str(tmp_path / "mine.db"))
         schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
         schema.add_field("id", DataType.INT64, is_primary=True)

@@ -4,7 +4,8 @@ Such an engine is also an `amips.index.Engine`: `Searcher(engine, model)` routes
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,24 @@ def by_cell(keys: Vectors, cells: Cells) -> Iterator[tuple[Ids, NDArray[np.int32
     for low in range(0, keys.n, ROWS_AT_ONCE):
         ids = order[low : low + ROWS_AT_ONCE]
         yield ids, np.asarray(cells.assignment[ids], np.int32), keys.take(ids)
+
+
+def plain_name(table: Any) -> str:
+    """The name of a table as it was given, if it can stand in a request as it is."""
+    if not isinstance(table, str) or not table.isidentifier():
+        raise AmipsError(f"table={table!r}: expected a plain name")
+    return table
+
+
+@contextmanager
+def undone_by(drop: Callable[[], Any]) -> Iterator[None]:
+    """Drop what was made on a server if not all of it can be, or whoever waits for it interrupts."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the server may be gone; what happened first is what is told
+            drop()
+        raise
 
 
 def _read(path: Path) -> NDArray[Any]:

@@ -4,14 +4,15 @@ An engine lives in a directory of its own, or, if it is a server, keeps there wh
 table again:
 
     DIRECTORY/
-      engine.json    which engine, its settings, n and d; written last
+      engine.json    which engine, its settings, n, d and fingerprints of the keys; written last
       ...            what the engine keeps
 """
 
 import importlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -25,12 +26,14 @@ from amips.cells import Cells
 from amips.errors import AmipsError
 from amips.search import Cost
 from amips.search.inputs import checked_k, checked_queries
-from amips.vectors import Floats, Vectors
+from amips.vectors import Floats, Vectors, inspect, open_vectors
 
 Ids = NDArray[np.int64]
 Row = tuple[Sequence[float] | Floats, Sequence[int] | Ids]  # scores and ids of one query
 
 GROWTH = 2**0.5  # from one budget to the next
+SAMPLE = 256  # keys, whatever their number
+BLOCK_BYTES = 1 << 26  # of candidates' keys that are scored at a time
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class Finder(ABC):
     learns: ClassVar[bool] = False  # whether it learns from queries
     n: int
     d: int
+    fingerprint: str = ""  # of the keys; "" of one that was made before these were kept,
+    sample: str = ""  # ... and of some of them
 
     @abstractmethod
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
@@ -96,7 +101,8 @@ class Finder(ABC):
         Args:
             x: queries [m, d], or one query [d].
             budget: how hard to look; what it counts is in `self.budget`. The middle of `budgets()` if None.
-            threads: a limit for numpy, FAISS and ScaNN; databases have their own.
+            threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, ScaNN,
+                Intel's); databases have their own.
         """
         return checked_search(self, x, k, budget, threads)
 
@@ -200,6 +206,24 @@ def rungs(most: int) -> list[int]:
         steps.add(round(step))
         step = max(step + 1, step * GROWTH)
     return sorted(steps)
+
+
+def sample_of(keys: Vectors) -> str:
+    """The fingerprint of some keys, evenly spaced: tells others, or another order, without a pass."""
+    rows = np.unique(np.linspace(0, keys.n - 1, SAMPLE).astype(np.int64))
+    return inspect(open_vectors(keys.take(rows)), zero="keep").fingerprint
+
+
+@contextmanager
+def one_line(what: str, *kinds: type[Exception], error: type[AmipsError] = AmipsError) -> Iterator[None]:
+    """A library's errors of these kinds as one of amips's: what it is about, and the first line of theirs."""
+    try:
+        yield
+    except AmipsError:
+        raise
+    except kinds as problem:
+        said = str(problem).splitlines() or [type(problem).__name__]
+        raise error(f"{what}: {said[0]}") from None
 
 
 def library(finder: type[Finder], name: str) -> Any:

@@ -12,6 +12,8 @@ without conditions go as one.
 
 LanceDB does not tell what its own search looked at, so that has time only; a routed search looks at the keys
 of its cells. Scores are made from 1 - <x, y> in 32 bits: those far below 1 lose digits.
+
+Its errors are of nearly any kind, a panic of Rust among them: so all are caught where it is called.
 """
 
 from pathlib import Path
@@ -20,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from amips.engines.celled import Tabled, by_cell, write_cells
-from amips.engines.finder import Given, Ids, Row, from_rows, library, rungs
-from amips.errors import BundleError
+from amips.engines.finder import Given, Ids, Row, from_rows, library, one_line, rungs
+from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
 
 TABLE = "keys"
@@ -46,7 +48,9 @@ class LanceDB(Tabled):
     def make(cls, given: Given, directory: Path) -> list[str]:
         """Write the table block by block, in the order of its cells; then the indexes."""
         lancedb, pa = library(cls, "lancedb"), library(cls, "pyarrow")
-        keys = given.keys
+        keys, partitions = given.keys, given.settings["partitions"]
+        if not 1 <= partitions <= keys.n:
+            raise AmipsError(f"partitions={partitions}: expected 1 to the {keys.n} keys")
         cells, files = write_cells(given, directory)
         columns = [("id", pa.int64()), ("cell", pa.int32()), ("v", pa.list_(pa.float32(), keys.d))]
         schema = pa.schema(columns)
@@ -56,11 +60,12 @@ class LanceDB(Tabled):
                 rows = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), keys.d)
                 yield pa.record_batch([pa.array(ids), pa.array(of), rows], schema=schema)
 
-        table = lancedb.connect(str(directory)).create_table(TABLE, batches(), schema=schema)
-        index, partitions = library(cls, "lancedb.index"), given.settings["partitions"]
-        table.create_index("v", config=index.IvfFlat(distance_type="dot", num_partitions=partitions))
-        for column in ("cell", "id"):
-            table.create_index(column, config=index.BTree())
+        index = library(cls, "lancedb.index")
+        with one_line(cls.title, Exception):
+            table = lancedb.connect(str(directory)).create_table(TABLE, batches(), schema=schema)
+            table.create_index("v", config=index.IvfFlat(distance_type="dot", num_partitions=partitions))
+            for column in ("cell", "id"):
+                table.create_index(column, config=index.BTree())
         return files  # LanceDB has versions and checks of its own for the others
 
     @classmethod
@@ -69,12 +74,9 @@ class LanceDB(Tabled):
     ) -> "LanceDB":
         """Open the table."""
         database = library(cls, "lancedb").connect(str(directory))
-        try:
+        with one_line(f"{directory} holds no readable table {TABLE!r}", Exception, error=BundleError):
             table = database.open_table(TABLE)
             rows = table.count_rows()
-        except Exception as problem:  # a damaged table makes LanceDB raise nearly anything
-            reason = str(problem).splitlines()[0]
-            raise BundleError(f"{directory} holds no readable table {TABLE!r}: {reason}") from None
         if rows != n:
             raise BundleError(f"{directory}: the table {TABLE!r} has {rows} rows, expected {n}")
         return cls(directory, table, n, d, settings["partitions"])
@@ -89,16 +91,17 @@ class LanceDB(Tabled):
         for low in range(0, len(x), QUERIES_AT_ONCE):
             block = x[low : low + QUERIES_AT_ONCE]
             query = self._nearest(block[0] if len(block) == 1 else list(block), k)
-            found = query.nprobes(min(budget, self.partitions)).to_arrow()
+            found = _run(query.nprobes(min(budget, self.partitions)))
             scores, ids = _row(found)
             of = found["query_index"].to_numpy() if len(block) > 1 else np.zeros(len(ids), np.int64)
-            mine = [of == row for row in range(len(block))]
-            rows += [(scores[some], ids[some]) for some in mine]
+            order = np.argsort(of, kind="stable")
+            ends = np.searchsorted(of[order], np.arange(1, len(block)))
+            rows += zip(np.split(scores[order], ends), np.split(ids[order], ends), strict=True)
         return from_rows(rows, k)
 
     def among(self, column: str, values: list[int], x: Floats, k: int) -> Row:
         """Rows by the B-tree of the column, each of them scored."""
-        return _row(self.exact(column, values, x, k).to_arrow())
+        return _row(_run(self.exact(column, values, x, k)))
 
     def exact(self, column: str, values: list[int], x: Floats, k: int) -> Any:
         """LanceDB's query for `among`, not run yet."""
@@ -108,6 +111,11 @@ class LanceDB(Tabled):
     def _nearest(self, x: Any, k: int) -> Any:
         query = self.table.search(x, vector_column_name="v").distance_type("dot").limit(k)
         return query.select(["id", "_distance"])
+
+
+def _run(query: Any) -> Any:
+    with one_line(LanceDB.title, Exception):
+        return query.to_arrow()
 
 
 def _row(found: Any) -> tuple[Floats, Ids]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from amips.engines.celled import Celled, write_cells
-from amips.engines.finder import Given, Ids, rungs
+from amips.engines.finder import BLOCK_BYTES, Given, Ids, rungs
 from amips.errors import AmipsError
 from amips.index import FaissIVF
 from amips.index.running import score_candidates
@@ -23,7 +23,6 @@ from amips.search import Cost
 from amips.vectors import Floats
 
 KEYS, OF_QUERIES, OF_KEYS = "keys.npy", "query-projection.npy", "key-projection.npy"
-BLOCK_BYTES = 1 << 26
 
 
 class LeanVec(Celled):

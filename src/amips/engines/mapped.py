@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from amips.engines.finder import Finder, Ids, checked_search
+from amips.engines.finder import BLOCK_BYTES, Finder, Ids, checked_search, sample_of
 from amips.errors import RunError
 from amips.index.running import score_candidates
 from amips.nets import Model
+from amips.route import check_fits
 from amips.search import Cost
 from amips.search.searcher import DROP_IN_CANDIDATES
-from amips.vectors import Floats
-
-BLOCK_BYTES = 1 << 26
+from amips.vectors import Floats, open_vectors
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,9 @@ class Mapped:
 
     Args:
         engine: any.
-        model: a mapper, which predicts one key: trained on a task with cells=1.
-        keys: float32 [n, d], an array or a memory-mapped file: the engine's keys, for scoring.
+        model: a mapper, which predicts one key: trained on a task with cells=1, of the engine's keys.
+        keys: float32 [n, d], an array or a memory-mapped file: the engine's keys, for scoring. A sample of
+            them is compared, not all.
         candidates: how many to ask the engine for, for each result asked for.
     """
 
@@ -42,6 +42,10 @@ class Mapped:
             )
         if self.candidates < 1:
             raise RunError(f"candidates={self.candidates}: expected at least 1")
+        if self.engine.fingerprint:
+            check_fits(self.model, self.engine.fingerprint, "")
+        if self.engine.sample and sample_of(open_vectors(self.keys)) != self.engine.sample:
+            raise RunError(f"{self.engine.title} was built of other keys, or of these in another order")
 
     @property
     def n(self) -> int:

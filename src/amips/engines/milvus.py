@@ -16,13 +16,16 @@ Milvus does not tell what its own search looked at, so that has time only; a rou
 of its cells.
 """
 
+import logging
 import time
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from amips.engines.celled import Tabled, write_cells
-from amips.engines.finder import Given, Ids, Row, from_rows, library
+from amips.cells import Cells
+from amips.engines.celled import Tabled, plain_name, undone_by, write_cells
+from amips.engines.finder import Given, Ids, Row, from_rows, library, one_line
 from amips.engines.hnsw import BUDGETS
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
@@ -54,45 +57,53 @@ class Milvus(Tabled):
     @classmethod
     def make(cls, given: Given, directory: Path) -> list[str]:
         """Insert the keys, and wait for the indexes: until they are there Milvus looks at every key."""
-        kinds, keys, table = library(cls, "pymilvus").DataType, given.keys, given.settings["table"]
+        table = plain_name(given.settings["table"])
         cells, files = write_cells(given, directory)
-        client = cls._connect(directory, given.address)
-        try:
-            schema = client.create_schema(auto_id=False)
-            schema.add_field("id", kinds.INT64, is_primary=True)
-            schema.add_field("cell", kinds.INT32)
-            schema.add_field("v", kinds.FLOAT_VECTOR, dim=keys.d)
-            schema.add_field("flat", kinds.FLOAT_VECTOR, dim=keys.d)
-            client.create_collection(table, schema=schema, consistency_level="Strong")
-            for start, block in keys.blocks(ROWS_AT_ONCE):
-                of = cells.assignment[start : start + len(block)].tolist()
-                rows = enumerate(zip(of, block, strict=True), start)
-                client.insert(table, [{"id": i, "cell": c, "v": v, "flat": v} for i, (c, v) in rows])
-            client.flush(table)
-            index = client.prepare_index_params()
-            shape = {"M": given.settings["links"], "efConstruction": given.settings["construction"]}
-            index.add_index("v", index_type="HNSW", metric_type="IP", params=shape)
-            index.add_index("flat", index_type="FLAT", metric_type="IP")
-            index.add_index("cell", index_type="INVERTED")
-            client.create_index(table, index)
-            end = time.monotonic() + SECONDS
-            while any(client.describe_index(table, name)["pending_index_rows"] > 0 for name in INDEXED):
-                if time.monotonic() > end:
-                    raise AmipsError(f"Milvus has not built the indexes of {table} in an hour")
-                time.sleep(0.2)
-        finally:
-            client.close()
+        with closing(cls._connect(directory, given.address)) as client, cls._told():
+            if client.has_collection(table):
+                raise AmipsError(f"table={table!r}: Milvus has a collection of that name; choose another")
+            with undone_by(lambda: client.drop_collection(table)):
+                cls._fill(client, table, given, cells)
         return files  # Milvus changes its own as it sees fit
+
+    @classmethod
+    def _fill(cls, client: Any, table: str, given: Given, cells: Cells) -> None:
+        kinds, keys = library(cls, "pymilvus").DataType, given.keys
+        schema = client.create_schema(auto_id=False)
+        schema.add_field("id", kinds.INT64, is_primary=True)
+        schema.add_field("cell", kinds.INT32)
+        schema.add_field("v", kinds.FLOAT_VECTOR, dim=keys.d)
+        schema.add_field("flat", kinds.FLOAT_VECTOR, dim=keys.d)
+        client.create_collection(table, schema=schema, consistency_level="Strong")
+        for start, block in keys.blocks(ROWS_AT_ONCE):
+            of = cells.assignment[start : start + len(block)].tolist()
+            rows = enumerate(zip(of, block, strict=True), start)
+            client.insert(table, [{"id": i, "cell": c, "v": v, "flat": v} for i, (c, v) in rows])
+        client.flush(table)
+        index = client.prepare_index_params()
+        shape = {"M": given.settings["links"], "efConstruction": given.settings["construction"]}
+        index.add_index("v", index_type="HNSW", metric_type="IP", params=shape)
+        index.add_index("flat", index_type="FLAT", metric_type="IP")
+        index.add_index("cell", index_type="INVERTED")
+        client.create_index(table, index)
+        end = time.monotonic() + SECONDS
+        while any(client.describe_index(table, name)["pending_index_rows"] > 0 for name in INDEXED):
+            if time.monotonic() > end:
+                raise AmipsError(f"Milvus has not built the indexes of {table} in an hour")
+            time.sleep(0.2)
 
     @classmethod
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "Milvus":
         """Connect and load the collection."""
         client, table = cls._connect(directory, address), settings["table"]
-        rows = int(client.get_collection_stats(table)["row_count"]) if client.has_collection(table) else 0
-        if rows != n:
-            client.close()
-            raise BundleError(f"{directory}: the collection {table!r} has {rows} rows, expected {n}")
-        client.load_collection(table)
+        with ExitStack() as held, cls._told():
+            held.callback(client.close)
+            there = client.has_collection(table)
+            rows = int(client.get_collection_stats(table)["row_count"]) if there else 0
+            if rows != n:
+                raise BundleError(f"{directory}: the collection {table!r} has {rows} rows, expected {n}")
+            client.load_collection(table)
+            held.pop_all()
         return cls(directory, client, table, n, d)
 
     @classmethod
@@ -100,11 +111,15 @@ class Milvus(Tabled):
         pymilvus = library(cls, "pymilvus")
         if address is None:
             library(cls, "milvus_lite")
-        try:
+        # It writes the traceback of every error that it raises to the terminal, too.
+        logging.getLogger("pymilvus.decorators").setLevel(logging.CRITICAL)
+        where = "Milvus Lite" if address is None else "the Milvus server"
+        with one_line(f"{where} does not answer", pymilvus.MilvusException):
             return pymilvus.MilvusClient(uri=address or str(directory / FILE))
-        except pymilvus.MilvusException as problem:
-            where = "Milvus Lite" if address is None else "the Milvus server"
-            raise AmipsError(f"{where} does not answer: {str(problem).splitlines()[0]}") from None
+
+    @classmethod
+    def _told(cls) -> AbstractContextManager[None]:
+        return one_line("Milvus", library(cls, "pymilvus").MilvusException)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -128,13 +143,9 @@ class Milvus(Tabled):
     def _search(
         self, field: str, x: Floats, k: int, parameters: dict[str, Any], condition: str = ""
     ) -> list[Row]:
-        found = self.client.search(
-            self.table,
-            x,
-            anns_field=field,
-            filter=condition,
-            limit=k,
-            search_params={"metric_type": "IP", "params": parameters},
-            output_fields=["id"],  # with none given, Milvus Lite returns the vectors too
-        )
+        asked = {"search_params": {"metric_type": "IP", "params": parameters}, "limit": k}
+        # With no fields given, Milvus Lite returns the vectors too.
+        asked |= {"anns_field": field, "filter": condition, "output_fields": ["id"]}
+        with self._told():
+            found = self.client.search(self.table, x, **asked)
         return [([hit["distance"] for hit in hits], [hit["id"] for hit in hits]) for hits in found]

@@ -8,7 +8,7 @@ from typing import Any
 
 from amips.cells import Cells
 from amips.cells import check as check_cells
-from amips.engines.finder import Finder, Given
+from amips.engines.finder import Finder, Given, sample_of
 from amips.errors import AmipsError, BundleError
 from amips.files import read_manifest, write_manifest
 from amips.vectors import inspect, open_vectors
@@ -76,7 +76,7 @@ def build(
     table = open_vectors(keys, "keys")
     log = None if queries is None else open_vectors(queries, "queries")
     directory = Path(directory)
-    inspect(table, zero="keep")
+    fingerprint = inspect(table, zero="keep").fingerprint
     known = finder.settings(table.n, table.d)
     if wrong := sorted(set(settings) - set(known)):
         raise AmipsError(f"{name} has no setting {wrong[0]!r}; it has {', '.join(known)}")
@@ -92,11 +92,12 @@ def build(
     finder.require()
     directory.mkdir(parents=True, exist_ok=True)
     settings = known | settings
-    files = finder.make(Given(table, log, cells, settings, address), directory)
     about = {"kind": KIND, "format": FORMAT, "engine": name, "n": table.n, "d": table.d}
+    about |= {"keys": fingerprint, "sample": sample_of(table)}
     about |= {"settings": settings, "server": address is not None}
+    files = finder.make(Given(table, log, cells, settings, address), directory)
     write_manifest(directory, MANIFEST, about, files)
-    return finder.open(directory, table.n, table.d, settings, address)
+    return load(directory, address=address)
 
 
 def load(directory: str | Path, *, address: str | None = None) -> Finder:
@@ -112,7 +113,9 @@ def load(directory: str | Path, *, address: str | None = None) -> Finder:
             f"{directory}: a server holds the keys; give its address, or set it in {finder.server}"
         )
     finder.require()
-    return finder.open(directory, manifest["n"], manifest["d"], manifest["settings"], address)
+    made = finder.open(directory, manifest["n"], manifest["d"], manifest["settings"], address)
+    made.fingerprint, made.sample = manifest.get("keys", ""), manifest.get("sample", "")
+    return made
 
 
 def _address(finder: type[Finder], given: str | None) -> str | None:

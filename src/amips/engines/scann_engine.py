@@ -5,12 +5,13 @@ the first. Leaves cannot be given from outside, so there is no routing; and ScaN
 looked at, so there is only time.
 """
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from amips.engines.finder import Finder, Given, Ids, library, rungs, threads_allowed
+from amips.engines.finder import Finder, Given, Ids, library, one_line, rungs, threads_allowed
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
 
@@ -30,6 +31,8 @@ class ScaNN(Finder):
 
     def __init__(self, searcher: Any, n: int, d: int, settings: dict[str, Any]) -> None:
         self.searcher, self.n, self.d, self._settings = searcher, n, d, settings
+        self._lock = threading.Lock()  # the threads belong to the index, not to the call
+        self._threads = 0  # not known
 
     @classmethod
     def settings(cls, n: int, d: int) -> dict[str, Any]:
@@ -60,12 +63,9 @@ class ScaNN(Finder):
     @classmethod
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "ScaNN":
         """Read it."""
-        scann = library(cls, "scann")
-        try:
-            searcher = scann.scann_ops_pybind.load_searcher(str(directory / FOLDER))
-        except RuntimeError as problem:
-            reason = str(problem).splitlines()[0]
-            raise BundleError(f"{directory / FOLDER} is not a readable ScaNN index: {reason}") from None
+        scann, folder = library(cls, "scann"), directory / FOLDER
+        with one_line(f"{folder} is not a readable ScaNN index", RuntimeError, error=BundleError):
+            searcher = scann.scann_ops_pybind.load_searcher(str(folder))
         return cls(searcher, n, d, settings)
 
     def budgets(self) -> list[int]:
@@ -78,9 +78,15 @@ class ScaNN(Finder):
         if self.n >= FEWEST:
             counts["pre_reorder_num_neighbors"] = min(k * self._settings["refine"], self.n)
             counts["leaves_to_search"] = min(budget, self._settings["leaves"])
-        many = len(x) > 1 and threads_allowed() > 1
-        search = self.searcher.search_batched_parallel if many else self.searcher.search_batched
-        found, scores = search(x, **counts)
+        allowed = threads_allowed()
+        if len(x) > 1 and allowed > 1:
+            with self._lock:
+                if self._threads != allowed:  # which makes them anew
+                    self.searcher.set_num_threads(allowed)
+                    self._threads = allowed
+                found, scores = self.searcher.search_batched_parallel(x, **counts)
+        else:
+            found, scores = self.searcher.search_batched(x, **counts)
         # Where leaves hold too few keys, ScaNN fills up with scores that are not numbers.
         missing = np.isnan(scores)
         ids = np.where(missing, -1, found.astype(np.int64))

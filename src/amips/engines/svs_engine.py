@@ -1,6 +1,7 @@
 """Intel's LeanVec (scalable-vs): a graph over keys projected and in 8 bits, candidates scored in full.
 
-On a processor that it does not know the library ends the process. So it is first tried in another one.
+On a processor that it does not know the library ends the process as soon as vectors are to be encoded. So it
+is first tried in another one.
 """
 
 import importlib.util
@@ -13,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from amips.engines.finder import Finder, Given, Ids, library, threads_allowed
-from amips.engines.leanvec import BLOCK_BYTES, KEYS
+from amips.engines.finder import BLOCK_BYTES, Finder, Given, Ids, library, threads_allowed
+from amips.engines.leanvec import KEYS
 from amips.errors import AmipsError
 from amips.index.running import score_candidates
 from amips.vectors import Floats
@@ -22,18 +23,31 @@ from amips.vectors import Floats
 FOLDERS = ("config", "graph", "data")
 BUDGETS = (10, 14, 20, 28, 40, 56, 80, 113, 160, 226, 320, 452, 640)
 LEARN_FROM = 100_000  # keys, as the library advises
+TRIAL_SECONDS = 120.0
+# As `make` does it: what ends the process is the code of the codes, not that of the graph.
 TRIAL = """
+import tempfile
 import numpy as np, svs
 rows = np.random.default_rng(0).standard_normal((200, 16)).astype(np.float32)
-index = svs.Vamana.build(svs.VamanaBuildParameters(alpha=0.95), rows, svs.DistanceType.MIP)
-index.search(rows[:1], 1)
+with tempfile.TemporaryDirectory() as place:
+    svs.write_vecs(rows, place + "/rows.fvecs")
+    data = svs.VectorDataLoader(place + "/rows.fvecs", svs.DataType.float32, 16)
+    kinds = {"primary_kind": svs.LeanVecKind.lvq8, "secondary_kind": svs.LeanVecKind.float16}
+    loader = svs.LeanVecLoader(data, 8, **kinds)
+    shape = svs.VamanaBuildParameters(alpha=0.95, graph_max_degree=32, window_size=128)
+    index = svs.Vamana.build(shape, loader, svs.DistanceType.MIP, num_threads=1)
+    index.search(rows[:1], 1)
 """
 
 
 @cache
 def runs_here() -> bool:
-    """Whether the library works on this processor."""
-    done = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, check=False, timeout=120)
+    """Whether the library works on this processor; one that gives no answer in two minutes does not."""
+    command = [sys.executable, "-c", TRIAL]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=TRIAL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0
 
 

@@ -63,7 +63,7 @@ class Searcher:
 
     `model` None routes by centroid. `labels` [n] gives the ids to return instead of 0..n-1. `temperature`
     makes the router's scores say what share of the top keys each cell holds (as their first cell); 0 if it
-    is not known.
+    is not known. `fingerprint` is that of the keys: of an engine that keeps it with them, its own.
     """
 
     engine: Engine
@@ -72,6 +72,12 @@ class Searcher:
     labels: NDArray[Any] | None = None
     fingerprint: str = ""
     temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        if known := getattr(self.engine, "fingerprint", ""):
+            object.__setattr__(self, "fingerprint", known)
+            if self.model is not None:
+                check_fits(self.model, known, self.cells_fingerprint)
 
     @cached_property
     def router(self) -> Router:
