@@ -56,6 +56,7 @@ class Settings:
     all_threads: bool = True  # also take times on all threads, beside those on one
     iterations: int = 20  # of k-means,
     points: int = POINTS_PER_CELL  # ... on at most so many keys a cell
+    most_keys: int | None = None  # scanned by a contender, where its ladder ends; a share of all if None
 
 
 class Bench:
@@ -138,7 +139,8 @@ class Bench:
                 continue
             run = self.store.get(system, budget)
             found = recalls(run.ids[:held], self.true[:held], self.settings.k).mean()
-            capped = system.role == "contender" and run.scanned[:held].mean() >= MOST_SCANNED * self.task.n
+            most = min(MOST_SCANNED * self.task.n, self.settings.most_keys or self.task.n)
+            capped = system.role == "contender" and run.scanned[:held].mean() >= most
             if found >= ENOUGH or capped:
                 break
         return answered
