@@ -256,6 +256,7 @@ def test_the_ladder_of_a_contender_ends_at_a_fifth_of_the_keys(task, systems, tm
         with monkeypatch.context() as patched:
             patched.setattr(running, limit, least)
             assert bench.answer(system) == answered[:1]
+    assert Bench(task, bench.store, replace(SETTINGS, most_keys=1)).answer(system) == answered[:1]
     monkeypatch.setattr(running, "MOST_SCANNED", 2)
     monkeypatch.setattr(running, "ENOUGH", 2)
     assert bench.answer(system) == rungs(CELLS)
