@@ -1,16 +1,18 @@
 # Two commands matter: `make demo` and `make test`. Both set up `.venv` first. `make test-engines` adds
-# every engine to it (ScaNN, PostgreSQL with pgvector, LanceDB, Milvus, ...) and tests those.
+# every engine to it (ScaNN, PostgreSQL with pgvector, LanceDB, Milvus, ...) and tests those;
+# `make VENV=elsewhere test-engines` leaves `.venv` alone.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .PHONY: setup test test-fast test-engines demo lint clean
 
-setup: .venv/.ready
+setup: $(VENV)/.ready
 
 # torch goes in first and alone: see constraints.txt.
-.venv/.ready: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
 	$(PIP) --editable '.[dev]'
 	touch $@
@@ -34,5 +36,5 @@ demo: setup
 	$(BIN)/python examples/demo.py --out demo
 
 clean:
-	rm -rf .venv demo quickstart build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) demo quickstart build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
