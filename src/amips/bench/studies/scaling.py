@@ -108,13 +108,18 @@ def run(lab: Lab) -> Summary:
         method=[
             f"Labelling: exact top 10 of {values['labelled']:,} queries, the numbers of keys in turns, "
             f"median of {lab.scale.rounds}. Training: KeyNet XS (1 % of n d parameters, so it grows with n) "
-            f"for {lab.scale.budget} at every n; seconds a million samples, evaluation included.",
+            f"for {lab.scale.budget} at every n; seconds a million samples. Evaluations, each a scan of all "
+            "keys, are part of the budget: at the largest n they take most of it, and the network there has "
+            "seen few samples.",
             "Search: with x over indexes of 2, 4 and 8 sqrt(n) cells; mapped, routed by KeyNet XS and by "
             "linear routers (a third of the budget each) over those of 4 and 8 sqrt(n). amips: 4 sqrt(n) "
             "query-aware cells, half of the keys in a second one, a linear router of low rank (a third of "
             "the budget), as many probes as each query needs. Equal cost: the FLOPs at which x reaches "
             f"{METRIC} = {LEVEL:.2f}. Cells are made as FAISS makes them for an inverted file (10 "
-            "iterations) on 39 keys a cell. Contenders scan at most a fifth of the keys, and 50,000.",
+            "iterations) on 39 keys a cell. Contenders scan at most a fifth of the keys, and 50,000. "
+            "Where x is best with the most cells that were tried, still more might be better, for x and for "
+            "amips, which has one number of cells. The queries are the same at every n: the more keys there "
+            "are, the fewer of them were ever asked for.",
             "Memory: by how much a fresh process grew at most while labelling, its file pages included; of "
             "the index with 8 sqrt(n) cells, of amips's with its router, and of the network, the bytes of "
             "their arrays. A fit of few points is a description of these, not a law.",
