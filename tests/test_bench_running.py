@@ -466,11 +466,11 @@ def test_what_fit_makes_on_the_same_cells_shares_them_too(task, tmp_path, monkey
     made = []
     real = running.query_aware
 
-    def query_aware(keys, queries, top, count, *, strength, seed):
+    def query_aware(keys, queries, top, count, *, strength, **options):
         made.append((count, strength))
         assert top.shape[1] == K
         np.testing.assert_array_equal(queries.load(), task.train.queries)
-        return real(keys, queries, top, count, strength=strength, seed=seed)
+        return real(keys, queries, top, count, strength=strength, **options)
 
     monkeypatch.setattr(running, "query_aware", query_aware)
     own = {"cells": 12, "router": "linear", "aware": 1.5, "rank": 8, "stop": "share"}
