@@ -255,8 +255,9 @@ def test_a_stopped_run_continues_with_the_same_command(larger, tmp_path, how):
         while journal_rows(tmp_path / "t" / "train" / "top") == 0:
             assert process.poll() is None
         # One that arrives while a library calls back from C is lost: whoever typed it types it again.
-        while process.poll() is None:
-            process.send_signal(how)
+        message = None
+        while message is None:
+            process.send_signal(how)  # nothing happens if it has ended
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _, message = process.communicate(timeout=1)
         assert process.returncode == 130
