@@ -73,7 +73,7 @@ def study(
     """Run an experiment of the paper: routing, routing128, ivf, ood, timing, shift, leak, backends, dynamics,
     tradeoff, losses, horizon, encoders or scaling.
 
-    smoke takes seconds, small minutes on two cores (scaling: more than an hour), full has the paper's
+    smoke takes seconds, small minutes on two cores (scaling: two hours), full has the paper's
     settings. An interrupted study continues when the same command is given again.
     """
     from amips.bench.studies import study as run

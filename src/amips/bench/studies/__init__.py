@@ -45,7 +45,7 @@ def study(
         name: one of `STUDIES`.
         data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
         out: where everything goes; studies that are given the same share their tasks and models.
-        scale: "smoke" (seconds), "small" (minutes on two cores; "scaling" more than an hour) or "full" (the
+        scale: "smoke" (seconds), "small" (minutes on two cores; "scaling" two hours) or "full" (the
             paper's settings).
         engine: of `amips.engines`, for the study "ivf": the same comparison there, written to OUT/ivf-ENGINE.
         also: of "encoders", further such directories: vectors of other encoders.
