@@ -30,7 +30,7 @@ test-fast: lint
 
 test-engines: setup
 	$(PIP) --editable '.[dev,engines]'
-	AMIPS_ENGINES=all $(BIN)/python -m pytest -m engines
+	AMIPS_ENGINES=all $(BIN)/python -m pytest -m engines -o cache_dir=$(VENV)/.pytest_cache
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo
