@@ -31,7 +31,7 @@ CLAIM = re.compile(r"not reproduced \(the paper: (.*?)\)")
 REASONS = {  # the study that shows each
     "leak": "**The split.** The authors' published code adds noise to the queries first and splits the rows "
     "after, so that relatives of nearly every test row are trained on. `leak` trains a network on such rows "
-    "and measures it on these and on rows whose relatives it never saw:",
+    "and measures it on these and on rows whose relatives it never saw, which shows how much that explains:",
     "horizon": "**The budget.** A network had minutes here, and a billion samples or more in the paper. "
     "`horizon` shows how fast that changes:",
 }

@@ -328,7 +328,8 @@ class TestCommands:
             f"{title}: KeyNet XS, drop-in, scored again",
             *([f"{title}: KeyNet XS"] if engines.engine_class(engine).celled else []),
         }
-        assert max(made.values["recall"][title]) > 0.9
+        # LanceDB's cells are drawn anew each time, and its ladder ends before the last of them.
+        assert max(made.values["recall"][title]) > (0.9 if engine == "lancedb" else 0.95)
         told = engines.engine_class(engine).celled or engine in ("hnsw", "usearch")
         first = "FLOPs, share of a full scan" if told else "us a query, batch 1, 1 thread"
         assert made.charts[0].panels[0].x_label == first

@@ -149,10 +149,11 @@ class TestSearch:
         ladder = engine.budgets()
         assert ladder == sorted(set(ladder))
         found = [recalls(engine.search(X, K, budget)[1], TRUE, K).mean() for budget in ladder]
-        # PostgreSQL scans so small a table as a whole at some budgets, and finds everything, at others not.
-        assert (np.diff(found) > -0.05).all()
-        assert found[-1] > 0.95
-        assert found[0] + 0.02 < found[-1]  # the ladder is worth climbing; graphs are built at random
+        # The graph of pgvector is drawn anew each time; and PostgreSQL scans so small a table as a whole at
+        # some budgets, and finds everything, at others not.
+        drawn = isinstance(engine, engines.engine_class("pgvector"))
+        assert (np.diff(found) > (-0.05 if drawn else -0.02)).all()
+        assert found[0] < (0.98 if drawn else 0.95) < found[-1]  # the ladder is worth climbing
         assert found[0] > 10 * K / N  # and its first rung is no guess
 
     def test_scores_are_true_and_best_comes_first(self, engine):

@@ -130,8 +130,8 @@ def test_the_numbers_of_keys():
         found = scaling.ladder(scale, 100_000)
         assert (found[0], found[-1]) == (10_000, 2_000_000)
         assert found == sorted(found)
-    assert scaling.counts(10_000) == [200, 400, 800]
-    assert scaling.counts(60) == [15, 30, 30]  # two keys a cell at least
+    assert sweep(10_000, scaling.FACTORS) == [200, 400, 800]
+    assert sweep(60, scaling.FACTORS) == [15, 30]  # two keys a cell at least
 
 
 def test_generated_keys_lie_among_those_of_their_cell(place, tmp_path):
@@ -381,7 +381,7 @@ def test_scaling(place, tmp_path, monkeypatch):
         assert row["network bytes"] == sum(weight.nbytes for weight in model.weights.values())
         index = FaissIVF.build(own.keys, np.zeros(n, np.int32), own.keys.load()[:1], "flat").index
         listed = n * (index.code_size + np.dtype(np.int64).itemsize)
-        assert row["index bytes"] == listed + 4 * 16 * scaling.counts(n)[-1]
+        assert row["index bytes"] == listed + 4 * 16 * sweep(n, scaling.FACTORS)[-1]
         own_cells = round(4 * n**0.5)
         router = load_model(next(own.work.glob(f"run-linear-{own_cells}-rank-*")))
         copies = round(1.5 * n) * (index.code_size + 8)  # half of the keys are in two cells

@@ -172,9 +172,9 @@ class System:
         return hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
-def sweep(n: int) -> list[int]:
-    """Numbers of cells from sqrt(n) / 2 to 10 sqrt(n), none with fewer than two keys a cell."""
-    return sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 2)) for factor in SWEEP})
+def sweep(n: int, factors: Sequence[float] = SWEEP) -> list[int]:
+    """Numbers of cells, by default from sqrt(n) / 2 to 10 sqrt(n), none with fewer than two keys a cell."""
+    return sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 2)) for factor in factors})
 
 
 def default_systems(task: Task, models: "dict[str, Model]") -> list[System]:

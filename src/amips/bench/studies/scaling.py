@@ -35,9 +35,9 @@ from amips.bench.studies.scaling_tell import (
     growth_table,
     sentences,
 )
-from amips.bench.studies.searching import bench_of, lead, none_if_nan, recall_at
+from amips.bench.studies.searching import bench_of, lead, none_if_nan, recall_at, run_systems
 from amips.bench.summary import Summary
-from amips.bench.systems import OWN, System
+from amips.bench.systems import OWN, System, sweep
 from amips.cells import STRENGTH
 from amips.lean import ROUTE_SHARE, rank_for
 from amips.search.spill import SPILL
@@ -59,11 +59,6 @@ LINEAR_SHARE = 1 / 3  # of the scale's budget, for each linear router
 def ladder(scale: str, n: int) -> list[int]:
     """The numbers of keys of a scale, where the data have n."""
     return sorted({max(2, round(step * n)) for step in STEPS}) if scale == "smoke" else list(KEYS)
-
-
-def counts(n: int) -> list[int]:
-    """Numbers of cells, from few to many, none with fewer than two keys a cell."""
-    return [min(max(2, round(factor * math.sqrt(n))), max(2, n // 2)) for factor in FACTORS]
 
 
 @dataclass(frozen=True)
@@ -142,10 +137,15 @@ def _measure(lab: Lab) -> Step:
     task = lab.mapping_task()
     network = trained(lab, task, "KeyNet", "XS")
     bench, directory = bench_of(lab, task, "search", **BENCH), str(network.directory)
-    few, *more = counts(task.n)
-    runs = _run(lab, task, [System(cells=few)])
+    few, *more = sweep(task.n, FACTORS)
+    more = more or [few]  # of very few keys
+
+    def answered(split: Task, systems: list[System]) -> list[Run]:
+        return run_systems(lab, split, "search", systems, None, times=False, **BENCH)[1]
+
+    runs = answered(task, [System(cells=few)])
     linear = []
-    for count in dict.fromkeys(more):
+    for count in more:
         split = task.with_cells(bench.cells(count))
         linear.append(int(lab.linear(split, LINEAR_SHARE).about["samples"]))
         systems = [
@@ -154,13 +154,13 @@ def _measure(lab: Lab) -> Step:
             System(cells=count, router=directory, label="KeyNet XS"),
             System(cells=count, router=str(lab.linear_directory(split)), label=LINEAR),
         ]
-        runs += _run(lab, split, systems)
+        runs += answered(split, systems)
     count, rank = max(2, round(OWN_FACTOR * math.sqrt(task.n))), rank_for(task.d, ROUTE_SHARE)
     split = task.with_cells(bench.cells(count, STRENGTH))
     router = lab.linear(split, LINEAR_SHARE, rank)
     how: dict[str, Any] = {"aware": STRENGTH, "spill": SPILL, "stop": "share", "label": OWN}
     own = System(cells=count, router=str(lab.linear_directory(split, rank)), **how)
-    runs += _run(lab, split, [own])
+    runs += answered(split, [own])
     families = {family.name: family for family in on_test(runs, task)}
     own_bytes = _index_bytes(task, count, 1 + SPILL) + sum(w.nbytes for w in router.weights.values())
     return Step(task.n, task, network, linear, families, more[-1], own_bytes, _cheapest(runs, task))
@@ -174,17 +174,11 @@ def _index_bytes(task: Task, cells: int, copies: float = 1.0) -> int:
 def _cheapest(runs: list[Run], task: Task) -> int | None:
     """At how many cells x needs the fewest FLOPs for the recall that is told; None if none has it."""
     costs = {}
-    for count in dict.fromkeys(counts(task.n)):
+    for count in sweep(task.n, FACTORS):
         (family,) = on_test([r for r in runs if r.system == System(cells=count)], task)
         costs[count] = family.cost_at("flops", METRIC, LEVEL)
     known = {count: cost for count, cost in costs.items() if not math.isnan(cost)}
     return min(known, key=lambda count: known[count]) if known else None
-
-
-def _run(lab: Lab, task: Task, systems: list[System]) -> list[Run]:
-    bench = bench_of(lab, task, "search", **BENCH)
-    bench.run(systems, "scaling", times=False)
-    return bench.store.runs(systems)
 
 
 def _labelling_seconds(steps: list[Step], rounds: int) -> list[float]:

@@ -18,7 +18,13 @@ CLEARLY = 0.01  # a lead of this much counts
 
 
 def run_systems(
-    lab: Lab, task: Task, folder: str, systems: Sequence[System], ladder: Sequence[int] | None, times: bool
+    lab: Lab,
+    task: Task,
+    folder: str,
+    systems: Sequence[System],
+    ladder: Sequence[int] | None,
+    times: bool,
+    **options: Any,
 ) -> tuple[list[Family], list[Run]]:
     """Run systems, or read what is stored of them: their families on the test queries, and the raw runs.
 
@@ -26,8 +32,9 @@ def run_systems(
         folder: where in the lab's `out` the runs are stored.
         ladder: budgets; None climbs until nearly everything is found.
         times: take times too.
+        options: other `Settings` of the bench.
     """
-    bench = bench_of(lab, task, folder)
+    bench = bench_of(lab, task, folder, **options)
     bench.run(systems, folder.split("/")[0], ladder, times)
     runs = bench.store.runs(systems)
     return on_test(runs, task), runs
