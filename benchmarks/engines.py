@@ -17,11 +17,11 @@ from machine import write
 
 import amips
 from amips.bench import System, bench
-from amips.bench.running import Settings
-from amips.bench.studies.lab import Lab, Scale
+from amips.bench.runner import Settings
+from paper.workspace import Workspace, Scale
 from amips.bench.systems import engine_systems, load_models, own_on_engines, own_systems, sweep
-from amips.engines import ENGINES, engine_class, missing
-from amips.table import markdown
+from amips.backends import BACKENDS, backend_class, missing
+from amips.tables import markdown_table
 from amips.task import Task
 
 TARGETS = (0.9, 0.95)
@@ -58,7 +58,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(value), default=value)
     o = parser.parse_args()
     absent = missing()
-    found = [name for name in ENGINES if name not in absent]
+    found = [name for name in BACKENDS if name not in absent]
     task, measured = measure(o, found)
     batch = min(Settings().batch, len(task.test))
     title = f"Engines: {task.n:,} keys, d = {task.d}, KeyNet XS of {o.samples:,} samples"
@@ -93,7 +93,7 @@ def main() -> None:
 def measure(o: argparse.Namespace, found: list[str]) -> tuple[Task, dict[tuple[str, str], Measured]]:
     """The task, and every engine in every way, by (its name, the way)."""
     scale = Scale("engines", o.keys, o.queries, 1000, 1, None, o.samples, "default", ("XS",), 3)
-    lab = Lab(o.data, scale, o.work, progress=True)
+    lab = Workspace(o.data, scale, o.work, progress=True)
     task = lab.mapping_task()
     lab.model(task, amips.KeyNet(size="XS"), "keynet-xs")
     run = str(lab.run_directory("keynet-xs", task))
@@ -112,7 +112,7 @@ def measure(o: argparse.Namespace, found: list[str]) -> tuple[Task, dict[tuple[s
             if families := {s.family for s in systems if s.engine == name and way_of(s) == way}:
                 (family,) = families
                 measured[name, way] = Measured(
-                    "FAISS IVF" if name == "ivf" else engine_class(name).title,
+                    "FAISS IVF" if name == "ivf" else backend_class(name).title,
                     way,
                     [p for p in made.values["points"] if p["family"] == family],
                     {
@@ -176,11 +176,11 @@ def supports(found: list[str], measured: dict[tuple[str, str], Measured]) -> str
     head += ["keys and FLOPs are told with x", "routed"]
     rows = [["FAISS IVF", "-", "yes", "yes", "no", "probes", "no", "yes", "yes"]]
     for name in found:
-        engine = engine_class(name)
+        engine = backend_class(name)
         told = [yes(measured[name, X].tells), yes(engine.celled and measured[name, ROUTED].tells)]
         can = ["yes", yes(engine.celled), yes(engine.learns), engine.budget, yes(engine.server is not None)]
         rows.append([engine.title, f"`{name}`", *can, *told])
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def yes(flag: bool) -> str:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 import amips
 from amips.bench.machine import describe
-from amips.bench.studies.lab import find
+from paper.workspace import find
 from amips.cells import Cells, kmeans
-from amips.index import FaissIVF
+from amips.index import FaissCellStore
 from amips.search import Searcher, recalls
 from amips.search.points import ladder
-from amips.table import markdown
+from amips.tables import markdown_table
 from amips.task import Split, Task
 from amips.vectors import open_vectors
 
@@ -63,9 +63,9 @@ def weight_for(make: Make, keys: Floats, top: float) -> float:
     return (low + high) / 2
 
 
-def engine_of(keys: Floats, cells: Cells) -> FaissIVF:
+def engine_of(keys: Floats, cells: Cells) -> FaissCellStore:
     """The keys by cell."""
-    return FaissIVF.build(open_vectors(keys), cells.assignment, cells.centroids, "flat")
+    return FaissCellStore.build(open_vectors(keys), cells.assignment, cells.centroids, "flat")
 
 
 class Curve:
@@ -168,7 +168,7 @@ def main() -> None:
         "pseudo-queries (another encoder, other texts). The stand-ins are made of vectors: they are not "
         "sentences, so this is not a measurement of pseudo-queries."
     )
-    text = f"{markdown(head, rows)}\n\n{note}"
+    text = f"{markdown_table(head, rows)}\n\n{note}"
     machine = ", ".join(f"{name} {value}" for name, value in describe().items())
     title = "# Trained on stand-ins, tested on real queries"
     o.out.write_text(f"{title}\n\n`python benchmarks/no_log.py DATA --out FILE`\n\n{text}\n\n{machine}.\n")

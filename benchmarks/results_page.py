@@ -20,7 +20,7 @@ from amips.bench.summary import SUMMARY
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
-ENGINES = ROOT / "benchmarks" / "results" / "engines.md"
+BACKENDS = ROOT / "benchmarks" / "results" / "engines.md"
 SUPPORT = "What each engine supports is in [With the engine you run](engines.md)."
 ORDER = (
     *("bench", "routing", "routing128", "ivf", "ood", "timing", "shift", "leak"),
@@ -112,7 +112,7 @@ def page() -> str:
     """The whole page."""
     summaries = {name: load_summary(RESULTS / name) for name in ORDER}
     sections = [section(name, summary) for name, summary in summaries.items()]
-    engines = ENGINES.read_text().replace("# Engines", "## Engines", 1).rstrip()
+    engines = BACKENDS.read_text().replace("# Engines", "## Engines", 1).rstrip()
     parts = [INTRODUCTION.rstrip(), not_reproduced(summaries), *sections, engines, SUPPORT]
     return "\n\n".join(parts) + "\n"
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 import amips
-from amips.lean import ROUTE_SHARE, rank_for
+from amips.lean import RANK_FRACTION, reduced_dimension
 from amips.nets.spec import SIZES
-from amips.route import router_for
-from amips.search.expected import Routed
-from amips.table import markdown
+from amips.routers import router_for
+from amips.search.estimate import RoutingEstimate
+from amips.tables import markdown_table
 from amips.task import Split, Task
 
 RECALLS = (0.80, 0.90, 0.95, 0.98)
@@ -33,11 +33,11 @@ def routers(n: int, d: int, c: int) -> dict[str, tuple[object, amips.Recipe]]:
     width at which the head alone costs what the size says.
     """
     routing = amips.Recipe(route_top=10)
-    both = amips.Recipe(route=0.1, route_top=10)
+    both = amips.Recipe(route_weight=0.1, route_top=10)
     listed = amips.Recipe(route_top=10, listwise=0.5)
-    rank = rank_for(d, ROUTE_SHARE)
+    rank = reduced_dimension(d, RANK_FRACTION)
     width = max(1, round(SIZES["XS"] * n / c))
-    keys, keys_both = amips.Recipe(batch=KEYS_BATCH), amips.Recipe(route=0.1, route_top=10, batch=KEYS_BATCH)
+    keys, keys_both = amips.Recipe(batch=KEYS_BATCH), amips.Recipe(route_weight=0.1, route_top=10, batch=KEYS_BATCH)
     return {
         "linear": (amips.Linear(), routing),
         "linear, half of the loss listwise": (amips.Linear(), listed),
@@ -60,12 +60,12 @@ def routers(n: int, d: int, c: int) -> dict[str, tuple[object, amips.Recipe]]:
     }
 
 
-def seen(task: Task, split: Split, router: object, temperature: float = 0.0) -> Routed:
+def seen(task: Task, split: Split, router: object, temperature: float = 0.0) -> RoutingEstimate:
     """What a router does on a split."""
     x = np.asarray(split.queries)
     scores = np.concatenate([router.scores(x[i : i + 500]) for i in range(0, len(x), 500)])  # type: ignore[attr-defined]
     wanted = task.cells.assignment[np.asarray(split.top_ids)[:, :10]]
-    return Routed(scores, wanted, task.cells.sizes, temperature)
+    return RoutingEstimate(scores, wanted, task.cells.sizes, temperature)
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results" / "routers.md")
     o = parser.parse_args()
-    task = Task(o.task)
+    task = load_task(o.task)
     full = 2 * task.n * task.d
     rows = []
     trained = {"centroid": None}
@@ -98,7 +98,7 @@ def main() -> None:
         test = seen(task, task.test, router, val.temperature)
         cells = []
         for recall in RECALLS:
-            got = test.by_share(val.share_for(recall))
+            got = test.at_mass(val.min_mass_for(recall))
             cost = router.flops + 2 * task.d * got.scanned.mean()
             cells.append(f"{cost / full:.2%} ({got.found.mean():.3f})")
         samples = "-" if model is None else f"{model.about['samples'] / 1e6:.1f} M"  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def main() -> None:
             f"d = {task.d}, {task.c:,} cells, {len(task.train):,} training queries, {len(task.test):,} test "
             "queries. FLOPs of router and scan as a share of a full scan; the bound is chosen on val for the "
             "recall above, and the recall it has on test is in brackets.",
-            markdown(head, rows),
+            markdown_table(head, rows),
         ]
     )
     print(text)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.cells import Cells
-from amips.search.expected import Routed
+from amips.search.estimate import RoutingEstimate
 from amips.vectors import Floats
 
 Ints = NDArray[np.int64]
@@ -62,7 +62,7 @@ class Estimate:
 class Walk:
     """Some queries, and what they would find in each cell; all in the router's order of each query."""
 
-    def __init__(self, keys: Floats, x: Floats, cells: Cells, seen: Routed, router_flops: int) -> None:
+    def __init__(self, keys: Floats, x: Floats, cells: Cells, seen: RoutingEstimate, router_flops: int) -> None:
         self.seen, self.d, self.n, self.router_flops = seen, int(x.shape[1]), len(keys), router_flops
         order = np.argsort(-seen.scores, axis=1, kind="stable")
         place = np.argsort(order, axis=1)
@@ -153,7 +153,7 @@ class Walk:
         for recall in recalls:
             tried = []
             for looser in LOOSER:
-                bound = self.seen.share_for(recall + looser * (1 - recall))
+                bound = self.seen.min_mass_for(recall + looser * (1 - recall))
                 low, high = Z_RANGE
                 for _ in range(STEPS):
                     z = (low + high) / 2
@@ -163,9 +163,9 @@ class Walk:
             costs.append(min(tried))
         return costs
 
-    def by_share(self, recalls: tuple[float, ...]) -> list[float]:
+    def at_mass(self, recalls: tuple[float, ...]) -> list[float]:
         """What the recipe does: no more than the bound on the share."""
-        return [self.cost(self.seen.by_share(self.seen.share_for(recall)).scanned) for recall in recalls]
+        return [self.cost(self.seen.at_mass(self.seen.min_mass_for(recall)).scanned) for recall in recalls]
 
     def oracle(self) -> float:
         """Stop as soon as all of the top k are found."""

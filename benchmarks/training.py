@@ -14,7 +14,7 @@ from amips import KeyNet, SupportNet
 from amips.learn.batches import Batches
 from amips.learn.distributed import Group
 from amips.learn.loop import Run
-from amips.learn.recipe import Recipe
+from amips.nets import Recipe
 from amips.nets import Architecture
 
 

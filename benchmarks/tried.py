@@ -20,13 +20,13 @@ import amips
 from amips import exact
 from amips.cells import STRENGTH, Cells, moved, query_aware, wanted_by
 from amips.files import write_manifest
-from amips.fit.partitions import flops_at
-from amips.lean import ROUTE_SHARE, rank_for
+from amips.fitting.partitions import flops_at
+from amips.lean import RANK_FRACTION, reduced_dimension
 from amips.nets import Model
-from amips.route import router_for
-from amips.search.expected import Routed
+from amips.routers import router_for
+from amips.search.estimate import RoutingEstimate
 from amips.search.spill import second_cells
-from amips.table import markdown
+from amips.tables import markdown_table
 from amips.task import Task
 from amips.task.store import MANIFEST, task_files
 from amips.vectors import Floats, open_vectors
@@ -46,7 +46,7 @@ class Trials:
         self.count = round(4 * math.sqrt(task.n))
         self.queries = open_vectors(task.path / "train" / "queries.npy")
         self.top = np.asarray(task.train.top_ids)[:, :10]
-        self.rank = rank_for(task.d, ROUTE_SHARE)
+        self.rank = reduced_dimension(task.d, RANK_FRACTION)
 
     def cells(self, strength: float) -> Cells:
         """Query-aware cells of this strength."""
@@ -87,7 +87,7 @@ class Trials:
         val = self.task.val
         rows = np.random.default_rng(SEED).permutation(len(val))[:WALKED]
         x, wanted = np.asarray(val.queries)[rows], cells.assignment[np.asarray(val.top_ids)[rows, :10]]
-        seen = Routed(model.scores(x), wanted, cells.sizes)
+        seen = RoutingEstimate(model.scores(x), wanted, cells.sizes)
         return Walk(np.asarray(self.task.keys), x, cells, seen, model.architecture.score_flops)
 
     def with_more(self, name: str, x: Floats, top: NDArray[np.integer]) -> Task:  # type: ignore[type-arg]
@@ -131,7 +131,7 @@ def signals(trials: Trials) -> dict[str, Callable[[], tuple[Floats, NDArray[np.i
 
 def early_stops(walk: Walk) -> tuple[dict[str, list[float]], list[str]]:
     """FLOPs with stops by the k-th best score so far, by name; and what they say beside the share bound."""
-    base = walk.by_share(RECALLS)
+    base = walk.at_mass(RECALLS)
     guesses = {
         "estimates from the router's scores": walk.estimate(products=False),
         "estimates from these and the centroids": walk.estimate(products=True),
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=800_000)
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results" / "tried.md")
     o = parser.parse_args()
-    task = Task(o.task)
+    task = load_task(o.task)
     t = Trials(task, o.out, o.samples)
     rows: list[list[str]] = []
 
@@ -175,7 +175,7 @@ def main() -> None:
     for strength in (0.0, 0.75, 3.0, 6.0):
         others = t.cells(strength)
         tell(f"query-aware {strength}", t.costs(t.train(f"aware {strength}", others, t.rank), others))
-    for rank in sorted({rank_for(task.d, share) for share in (1 / 6, 1 / 2, 1)}):
+    for rank in sorted({reduced_dimension(task.d, share) for share in (1 / 6, 1 / 2, 1)}):
         tell(f"rank {rank}", t.costs(t.train(f"rank {rank}", cells, rank), cells))
     tell("trained twice as long", t.costs(t.train("longer", cells, t.rank, 2), cells))
     others = moved(cells, task.path / "keys.npy", t.queries, t.top, base.scores)
@@ -216,7 +216,7 @@ def main() -> None:
         "also know something that the router does not."
     )
     said = "\n".join(f"- {sentence}" for sentence in sentences)
-    parts = ["# What else was tried", about, markdown(head, rows), about_stops, said]
+    parts = ["# What else was tried", about, markdown_table(head, rows), about_stops, said]
     o.write.write_text("\n\n".join(parts) + "\n")
 
 

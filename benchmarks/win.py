@@ -33,24 +33,24 @@ from amips.bench.derive import (
     on_val,
     yardstick_seconds,
 )
-from amips.bench.engines import OpenedIVF, budgets
+from amips.bench.searchers import CellSearch, budgets
 from amips.bench.figures import figures
 from amips.bench.machine import describe
-from amips.bench.running import Bench, Settings
-from amips.bench.store import Store
+from amips.bench.runner import Bench, Settings
+from amips.bench.results import Store
 from amips.bench.summary import Chart, Panel, Series, Summary
 from amips.bench.systems import System, engine_systems, own_systems, sweep
 from amips.cells import STRENGTH
-from amips.engines import ENGINES, missing
+from amips.backends import BACKENDS, missing
 from amips.errors import ResultsError
 from amips.files import locked
-from amips.lean import ROUTE_SHARE, SCAN_SHARE, rank_for
+from amips.lean import RANK_FRACTION, SCAN_FRACTION, reduced_dimension
 from amips.progress import bar
 from amips.search import recalls
 from amips.search.build import routed
 from amips.search.points import shares
 from amips.search.spill import SPILL
-from amips.table import markdown
+from amips.tables import markdown_table
 from amips.task import Task
 
 TARGETS: list[tuple[Metric, float]] = [
@@ -68,7 +68,7 @@ FAISS, FAISS_SCANNED = "FAISS IVF", "FAISS IVF, amips's scan"
 def parts(n: int, d: int) -> dict[str, list[System]]:
     """Each part of the recipe alone and together, over the same numbers of cells."""
     counts = sorted({s.cells for s in own_systems(n, d)})[1:]
-    rank, dims = rank_for(d, ROUTE_SHARE), rank_for(d, SCAN_SHARE)
+    rank, dims = reduced_dimension(d, RANK_FRACTION), reduced_dimension(d, SCAN_FRACTION)
     lean = {"storage": "lean", "lean": dims}
     routed = {"router": "linear", "rank": rank}
     made = {
@@ -95,14 +95,14 @@ def of_interest(bench: Bench, system: System, low: float, high: float) -> list[i
     if system.engine != "ivf":
         return None
     opened = bench.open(system)
-    assert isinstance(opened, OpenedIVF)
+    assert isinstance(opened, CellSearch)
     seen = routed(opened.searcher, bench.task.val)
     ladder = budgets(system)
     enough = min(high + 0.02, 0.995) if system.lean else high  # codes lose a little more
     kept: list[int] = []
     for place, budget in enumerate(ladder):
-        by_share = system.stop == "share"
-        found = (seen.by_share(shares()[budget]) if by_share else seen.by_probes(budget)).found
+        at_mass = system.stop == "share"
+        found = (seen.at_mass(shares()[budget]) if at_mass else seen.at_probes(budget)).found
         recall = [float(found[:, 0].mean()), float(found.mean())]
         if max(recall) >= low:
             kept = kept or ladder[max(0, place - 1) : place]
@@ -229,13 +229,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.75, help="Training of each router.")
     parser.add_argument("--rounds", type=int, default=5, help="How often each time is taken.")
     parser.add_argument(
-        "--engine", dest="engines", action="append", default=[], choices=[*ENGINES], help="May be repeated."
+        "--engine", dest="engines", action="append", default=[], choices=[*BACKENDS], help="May be repeated."
     )
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "results" / "win.md")
     o = parser.parse_args()
     for reason in missing(o.engines).values():
         parser.error(reason)
-    task = Task(o.task)
+    task = load_task(o.task)
     show = sys.stderr.isatty()
     settings = Settings(minutes=o.minutes, rounds=o.rounds, progress=show, all_threads=False)
     store = Store(o.out, identity(task, settings))
@@ -304,8 +304,8 @@ def main() -> None:
             f"`{command}`; "
             f"{task.n:,} keys, d = {task.d}, {len(task.train):,} training queries, {len(task.test):,} test "
             f"queries; {machine}. FLOPs as a share of a full scan{untold}; times on one thread.",
-            markdown(["FLOPs", *(f"{m} {t:.2f}" for m, t in FLOPS_AT)], flops),
-            markdown(["time", *(f"{w}, recall@10 {t:.2f}" for w in TIMES.values() for t in TIMED)], times),
+            markdown_table(["FLOPs", *(f"{m} {t:.2f}" for m, t in FLOPS_AT)], flops),
+            markdown_table(["time", *(f"{w}, recall@10 {t:.2f}" for w in TIMES.values() for t in TIMED)], times),
             f"![{drawn.title}]({drawn.name}.png)",
             f"Each line is the best over all numbers of cells and budgets; times were taken near recall@10 "
             f"{', '.join(f'{t:.2f}' for t in TIMED)} only.",
@@ -315,12 +315,12 @@ def main() -> None:
             "How many times less than others, with 95 % intervals. FAISS IVF has the best of its numbers of "
             "cells, from sqrt(n) / 2 to 10 sqrt(n); in its second column it may also be scanned cell by cell "
             "with matrix products, which is how amips scans float32 keys for large batches.",
-            markdown(["", "at", "cost", *others], ratios),
+            markdown_table(["", "at", "cost", *others], ratios),
             "## What each part gives",
             "FLOPs as a share of a full scan, the best over "
             + " and ".join(f"{c:,}" for c in sorted({s.cells for s in own})[1:])
             + " cells (plain IVF and all of it: over their own sweeps); on val, then on test.",
-            markdown(["", *(f"{s} {m} {t:.2f}" for s in ("val", "test") for m, t in TARGETS)], ablation),
+            markdown_table(["", *(f"{s} {m} {t:.2f}" for s in ("val", "test") for m, t in TARGETS)], ablation),
         ]
     )
     print(text)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 import amips
 from amips.bench import Summary, System, bench, load_summary, searcher
-from amips.bench.report import report
+from amips.bench.page import report
 from amips.bench.summary import SUMMARY
 from amips.bench.systems import own_systems
 from amips.files import read_json, write_json
-from amips.table import table
+from amips.tables import text_table
 from amips.text import Asker, Embedded, attach, collect, embed, make_queries
 from amips.text.lines import line, writing
 from amips.text.texts import read_texts
@@ -132,7 +132,7 @@ def costs(summary: Summary) -> str:
         times = ["-" if cost[a] is None else f"{cost[a] * 1e6:,.0f}" for a in ("single/1", "batch/1")]
         rows.append([f"{cost['recall']:.2f}", NAMES.get(name, name), *shares, *times])
     head = ["recall@10", "search", "keys scanned", "FLOPs", "us a query", f"in batches of {BATCH}"]
-    return table(head, rows)
+    return text_table(head, rows)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import amips
 from amips.search import measure
-from amips.table import table
+from amips.tables import text_table
 
 Floats = NDArray[np.float32]
 
@@ -76,7 +76,7 @@ def main() -> None:
         for i, probes in enumerate(ladder)
     ]
     print(f"\nrecall@10 on {len(task.test):,} held-out queries, by what chooses the cells:\n")
-    print(table(["cells scanned", "keys scanned", *points], rows))
+    print(text_table(["cells scanned", "keys scanned", *points], rows))
 
     best = max(points, key=lambda name: points[name][2].recall10)
     print(f"\nwith {ladder[2]} cells the best of them is {best}; the bundle has the linear router")

@@ -5,14 +5,17 @@ file with its size and SHA-256, and is put in place by one rename, so that a cra
 either no manifest (unfinished, can be resumed) or a true one.
 """
 
+import atexit
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from amips.errors import AmipsError
 
@@ -26,6 +29,13 @@ def fsync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def temporary_directory(prefix: str) -> Path:
+    """A new directory that is removed when the process ends."""
+    path = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 def differing(found: dict[str, Any], wanted: dict[str, Any]) -> str:
@@ -51,10 +61,15 @@ def locked(path: Path, busy: AmipsError | None = None) -> Iterator[None]:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader sees the old content or the new, never a part."""
+    write_atomically(path, lambda file: file.write(data))
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """As `write_atomic`, for what is written piece by piece into a file that `write` is given."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as f:
-            f.write(data)
+            write(f)
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(path)

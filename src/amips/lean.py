@@ -25,8 +25,8 @@ from amips.vectors import Floats, Vectors
 
 SAMPLE = 1 << 17  # rows that a second moment is taken of: more do not change it
 SMALLEST = 1e-6  # of an eigenvalue, relative to the largest: what queries hardly ever have is no guide
-ROUTE_SHARE = 1 / 3  # of the dimensions, enough to choose cells,
-SCAN_SHARE = 0.4  # ... and to find candidates, where nothing else is known
+RANK_FRACTION = 1 / 3  # of the dimensions: enough to choose cells,
+SCAN_FRACTION = 0.4  # ... and to find candidates, where nothing else is known
 STEP = 16  # reduced dimensions are multiples of this, which is what a processor adds at once
 
 Doubles = NDArray[np.float64]
@@ -67,7 +67,7 @@ class Projection:
         return vectors @ self.functionals.T
 
 
-def learn(keys: Vectors, queries: Vectors, r: int) -> Projection:
+def learn_projection(keys: Vectors, queries: Vectors, r: int) -> Projection:
     """The best projection to r dimensions for these queries and keys; a sample of each is looked at."""
     if keys.d != queries.d:
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
@@ -82,9 +82,9 @@ def learn(keys: Vectors, queries: Vectors, r: int) -> Projection:
     return Projection(a, b, back, singular)
 
 
-def rank_for(d: int, share: float) -> int:
-    """About this share of d dimensions, a multiple of 16 where d allows it, and 16 at least."""
-    return min(d, STEP * max(1, round(share * d / STEP)))
+def reduced_dimension(d: int, fraction: float) -> int:
+    """About this fraction of d dimensions, a multiple of 16 where d allows it, and 16 at least."""
+    return min(d, STEP * max(1, round(fraction * d / STEP)))
 
 
 def _second_moment(vectors: Vectors) -> Doubles:

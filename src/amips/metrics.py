@@ -1,15 +1,17 @@
-"""What is reported of predictions: transport error, rank metrics, routing accuracy.
+"""What is reported of predictions and searches: transport error, ranks, routing accuracy, cost at a recall.
 
 Definitions are the paper's; `erel` is the mean log ratio of squared distances as its formula has it,
 `erel_half` the mean log ratio of distances that its prose and published code use.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 
 
 def transport_error(predicted: Floats, x: Floats, target: Floats) -> NDArray[np.float64]:
@@ -39,3 +41,27 @@ def routing_accuracy(
     ahead = (scores > own).sum(axis=1) + ((scores == own) & (np.arange(c) < cell[:, None])).sum(axis=1)
     ks = at if at is not None else tuple(2**i for i in range(c.bit_length()) if 2**i < c)
     return {f"routing@{k}": float((ahead < k).mean()) for k in ks}
+
+
+def front(cost: Doubles, recall: Doubles) -> NDArray[np.intp]:
+    """Indices of the points that no other point beats, by rising cost (and recall)."""
+    order = np.lexsort((-recall, cost))
+    rising = recall[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(rising)[:-1]])
+    return order[rising > before]
+
+
+def cost_at(cost: Doubles, recall: Doubles, target: float) -> float:
+    """The cost at which a recall is reached along the front of these points; nan if it is not.
+
+    Below the cheapest point the cost is that point's.
+    """
+    best = front(cost, recall)
+    cost, recall = cost[best], recall[best]
+    i = int(np.searchsorted(recall, target - 1e-12))
+    if i == len(recall):
+        return math.nan
+    if i == 0:
+        return float(cost[0])
+    part = (target - recall[i - 1]) / (recall[i] - recall[i - 1])
+    return float(cost[i - 1] + part * (cost[i] - cost[i - 1]))

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from amips.bench.derive import on_test
-from amips.bench.engines import OpenedIVF
-from amips.bench.judged import Judgements, relevance_table
-from amips.bench.running import Bench, Settings
-from amips.bench.store import Store
+from amips.bench.judgements import Judgements, relevance_table
+from amips.bench.runner import Bench, Settings
+from amips.bench.searchers import CellSearch
+from amips.bench.results import Store
+from amips.bench.summarize import summarize
 from amips.bench.summary import Summary
 from amips.bench.systems import (
     System,
@@ -22,12 +23,11 @@ from amips.bench.systems import (
     own_on_engines,
     read_systems,
 )
-from amips.bench.telling import summarize
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked
 from amips.search import Searcher
 from amips.search.build import calibrated
-from amips.task import Task
+from amips.task import Task, load_task
 
 
 def bench(
@@ -57,7 +57,7 @@ def bench(
         systems: a list, or a TOML file with them (see `read_systems`); by default FAISS IVF over
             a sweep of cells, what `amips.fit` usually makes, the models, exact search and HNSW.
         models: run directories to compare, beside the default systems or those given.
-        engines: names of `amips.engines` to run too, each searched with x and with the models that fit; where
+        engines: names of `amips.backends` to run too, each searched with x and with the models that fit; where
             cells can be addressed and no systems are given, also routed by what `amips.fit` usually makes.
         minutes: training time of each linear router that the systems ask for.
         rounds: how often each time is taken.
@@ -68,7 +68,7 @@ def bench(
             search.
         progress: show a progress bar when standard error is a terminal.
     """
-    task = task if isinstance(task, Task) else Task(task)
+    task = load_task(task)
     if not 0 < minutes < math.inf or min(rounds, batch, singles) < 1 or seed < 0:
         raise AmipsError(
             f"minutes={minutes}, rounds={rounds}, batch={batch}, singles={singles}, seed={seed}: seed must "
@@ -123,7 +123,7 @@ def identity(task: Task, settings: Settings) -> dict[str, object]:
     return {
         "kind": "results",
         "keys": task.fingerprint,
-        "task": hashlib.sha256(json.dumps(task.manifest["options"], sort_keys=True).encode()).hexdigest(),
+        "task": hashlib.sha256(json.dumps(task.options, sort_keys=True).encode()).hexdigest(),
         "k": settings.k,
         "batch": settings.batch,
         "minutes": settings.minutes,
@@ -133,11 +133,11 @@ def identity(task: Task, settings: Settings) -> dict[str, object]:
 
 def searcher(task: Task | str | Path, results: str | Path, system: System) -> Searcher:
     """What a bench made of a system of cells, with operating points: ready to be saved as a bundle."""
-    task = task if isinstance(task, Task) else Task(task)
+    task = load_task(task)
     store = Store(results)
     settings = Settings(minutes=float(store.about["minutes"]), seed=int(store.about["seed"]))
     opened = Bench(task, store, settings).open(system)
-    if not isinstance(opened, OpenedIVF):
+    if not isinstance(opened, CellSearch):
         raise AmipsError(f"{system.name} has no cells: it cannot be a bundle")
     return calibrated(opened.searcher, task.val)
 

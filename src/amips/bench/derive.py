@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.bench.store import Run
+from amips.bench.results import Run
+from amips.metrics import cost_at
 from amips.search import recalls
 from amips.task import Task
 
@@ -112,30 +113,6 @@ def yardstick_seconds(runs: Sequence[Run]) -> dict[str, float]:
                 each = np.median(seconds, axis=1) if seconds.ndim > 1 else seconds
                 taken.setdefault(name.split("/", 2)[2], []).append(each)
     return {mode: float(np.median(np.concatenate(parts))) for mode, parts in taken.items()}
-
-
-def front(cost: Array, recall: Array) -> NDArray[np.intp]:
-    """Indices of the points that no other point beats, by rising cost (and recall)."""
-    order = np.lexsort((-recall, cost))
-    rising = recall[order]
-    before = np.concatenate([[-np.inf], np.maximum.accumulate(rising)[:-1]])
-    return order[rising > before]
-
-
-def cost_at(cost: Array, recall: Array, target: float) -> float:
-    """The cost at which a recall is reached along the front of these points; nan if it is not.
-
-    Below the cheapest point the cost is that point's.
-    """
-    best = front(cost, recall)
-    cost, recall = cost[best], recall[best]
-    i = int(np.searchsorted(recall, target - 1e-12))
-    if i == len(recall):
-        return math.nan
-    if i == 0:
-        return float(cost[0])
-    share = (target - recall[i - 1]) / (recall[i] - recall[i - 1])
-    return float(cost[i - 1] + share * (cost[i] - cost[i - 1]))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from amips import exact
 from amips.bench.summary import Chart, Panel, Series
 from amips.task import Task
-from amips.vectors import open_vectors, row_norms
+from amips.vectors import row_norms
 
 
 def facts(task: Task) -> list[tuple[str, str]]:
@@ -25,13 +25,13 @@ def facts(task: Task) -> list[tuple[str, str]]:
         ("keys", f"{task.n:,}"),
         ("dimension", f"{task.d}"),
         ("queries", ", ".join(f"{len(getattr(task, s)):,} {s}" for s in ("train", "val", "test"))),
-        ("duplicate queries left out", f"{task.manifest['duplicate_queries']:,}"),
+        ("duplicate queries left out", f"{task.facts['duplicate_queries']:,}"),
         ("norms of keys (a sample)", f"{norms.min():.3f} to {norms.max():.3f}, mean {norms.mean():.3f}"),
         ("score of the top key", f"mean {top.mean():.3f}, median {np.median(top):.3f}"),
         ("means of queries and keys apart", f"{apart / max(spread, 1e-30):.2f} of the keys' spread"),
     ]
     if task.n > 1:
-        scores, ids = exact.top_k(open_vectors(task.path / "keys.npy"), keys[:512], 2)
+        scores, ids = exact.top_k(task.key_vectors, keys[:512], 2)
         others = np.where(ids[:, 0] == rows[:512], scores[:, 1], scores[:, 0])
         found.append(("score of a key's nearest other key", f"mean {others.mean():.3f}"))
     return found

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from amips.errors import ResultsError
 from amips.files import read_json, write_json
-from amips.table import markdown
+from amips.tables import markdown_table
 
 SUMMARY = "summary.json"
 FORMAT = 1
@@ -81,7 +81,7 @@ class Table:
 
     def markdown(self) -> str:
         """As a Markdown table with its note."""
-        return "\n\n".join([markdown(self.head, self.rows), *([self.note] if self.note else [])])
+        return "\n\n".join([markdown_table(self.head, self.rows), *([self.note] if self.note else [])])
 
 
 @dataclass(frozen=True)

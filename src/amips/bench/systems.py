@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from amips.backends import BACKENDS, backend_class
 from amips.cells import STRENGTH
-from amips.engines import ENGINES, engine_class
 from amips.errors import AmipsError, RunError
 from amips.index import Storage
-from amips.lean import ROUTE_SHARE, SCAN_SHARE, rank_for
+from amips.lean import RANK_FRACTION, SCAN_FRACTION, reduced_dimension
 from amips.nets import Model, load_model
 from amips.nets.model import WEIGHTS
-from amips.search.spill import SPILL, checked_share
+from amips.search.spill import SPILL, checked_fraction
 from amips.task import Task
 
 Way = Literal["cells", "drop-in", "drop-in-rescored"]
@@ -28,7 +28,7 @@ OWN_SWEEP = (2.0, 4.0, 8.0)  # cells of what `amips.fit` usually makes, in units
 # Fields that older results do not know.
 LATER = {"aware": 0.0, "rank": 0, "stop": "probes", "lean": 0, "spill": 0.0}
 SLUG_DIGEST = 10
-ENGINE_NAMES = ("ivf", "flat", *ENGINES)
+ENGINE_NAMES = ("ivf", "flat", *BACKENDS)
 CELLS_OF_ENGINES = 4.0  # where cells can be addressed, in units of sqrt(n)
 
 
@@ -37,7 +37,7 @@ class System:
     """One way to search.
 
     Args:
-        engine: "ivf" (FAISS inverted file), "flat" (every key), or one of `amips.engines`, which searches by
+        engine: "ivf" (FAISS inverted file), "flat" (every key), or one of `amips.backends`, which searches by
             itself: "hnsw", "scann", ... Such an engine is given x if `router` is "centroid".
         cells: of "ivf", and of engines whose cells can be addressed.
         router: "centroid", "linear" (trained by the bench on the task), or the directory of a run.
@@ -72,8 +72,8 @@ class System:
         for name, known in {"engine": ENGINE_NAMES, **choices}.items():
             if getattr(self, name) not in known:
                 raise AmipsError(f"system: {name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-        if self.engine in ENGINES and self.router != CENTROID:
-            can = engine_class(self.engine).celled
+        if self.engine in BACKENDS and self.router != CENTROID:
+            can = backend_class(self.engine).celled
             if self.route == "drop-in" or (self.route == "cells" and not can):
                 ways = "'drop-in-rescored'" + (" or 'cells'" if can else "")
                 raise AmipsError(f"system: route={self.route!r}: engine {self.engine!r} can have {ways}")
@@ -90,7 +90,7 @@ class System:
             raise AmipsError(f"system: {wrong}: expected a finite number, not negative")
         if (self.storage == "lean") != (self.lean > 0):
             raise AmipsError("system: storage 'lean' has a number of dimensions, lean; others have none")
-        if checked_share(self.spill) and self.engine != "ivf":
+        if checked_fraction(self.spill) and self.engine != "ivf":
             raise AmipsError("system: spill is for engine 'ivf'")
         if self.links < 2:
             raise AmipsError(f"system: links={self.links}: expected at least 2")
@@ -109,7 +109,7 @@ class System:
     def routed(self) -> bool:
         """Whether cells are chosen and scanned; otherwise an engine searches by itself."""
         return self.engine == "ivf" or (
-            self.engine in ENGINES and self.router != CENTROID and self.route == "cells"
+            self.engine in BACKENDS and self.router != CENTROID and self.route == "cells"
         )
 
     @property
@@ -138,7 +138,7 @@ class System:
 
     @property
     def _engine_title(self) -> str:
-        title = engine_class(self.engine).title
+        title = backend_class(self.engine).title
         return f"{title}, {self.links} links" if self.engine == "hnsw" else title
 
     @property
@@ -190,18 +190,18 @@ def own_systems(n: int, d: int, factors: tuple[float, ...] = OWN_SWEEP) -> list[
     Half of the keys are in a second cell, too, which `fit` does where it pays.
     """
     counts = sorted({_own_cells(n, factor) for factor in factors})
-    kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": rank_for(d, SCAN_SHARE)}]
+    kept: list[dict[str, Any]] = [{}, {"storage": "lean", "lean": reduced_dimension(d, SCAN_FRACTION)}]
     return [System(cells=c, **_own(d), spill=SPILL, **how) for how in kept for c in counts]
 
 
 def own_on_engines(n: int, d: int, names: "Sequence[str]") -> list[System]:
     """The same cells and router on engines whose cells can be addressed."""
-    celled = [name for name in dict.fromkeys(names) if engine_class(name).celled]
+    celled = [name for name in dict.fromkeys(names) if backend_class(name).celled]
     return [System(engine=name, cells=_own_cells(n, CELLS_OF_ENGINES), **_own(d)) for name in celled]
 
 
 def _own(d: int) -> dict[str, Any]:
-    rank = rank_for(d, ROUTE_SHARE)
+    rank = reduced_dimension(d, RANK_FRACTION)
     return {"router": LINEAR, "aware": STRENGTH, "rank": rank, "stop": "share", "label": OWN}
 
 
@@ -234,7 +234,7 @@ def engine_systems(task: Task, names: "Sequence[str]", models: "dict[str, Model]
     """
     systems = []
     for name in dict.fromkeys(names):
-        celled = engine_class(name).celled
+        celled = backend_class(name).celled
         # One number of cells, so that all share one engine; models that score cells have the task's.
         own = task.c if any(model.c > 1 for model in models.values()) else 0
         cells = min(own or max(2, round(CELLS_OF_ENGINES * task.n**0.5)), task.n) if celled else 0

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio, baseline
-from amips.bench.engines import spent
+from amips.bench.searchers import spent
 from amips.bench.systems import System
 
 TARGETS: tuple[tuple[Metric, float], ...] = (

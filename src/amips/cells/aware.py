@@ -19,13 +19,13 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from amips.cells.kmeans import POINTS_PER_CELL, Cells, check, kmeans
+from amips.cells.clustering import POINTS_PER_CELL, Cells, check, kmeans
 from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
 BLOCK_BYTES = 1 << 26  # of queries gathered at a time
 STRENGTH = 1.5  # s, where nothing else is known
-WANTED = 10  # a query wants its top keys down to this rank
+TOP = 10  # a query wants its top keys down to this rank
 IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.blas import faiss
-from amips.cells.kmeans import Cells
+from amips.cells.clustering import Cells
 from amips.errors import VectorError
 from amips.vectors import Vectors
 

@@ -5,8 +5,8 @@ import sys
 import click
 
 import amips
-from amips.cli import learning, measuring, searching, texts  # noqa: F401  (commands join the group)
-from amips.cli.shared import cli, size
+from amips.cli import learning, measuring, searching, text_commands  # noqa: F401  (commands join the group)
+from amips.cli.options import cli, size
 
 __all__ = ["cli", "main", "size"]
 

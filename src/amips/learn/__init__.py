@@ -1,7 +1,7 @@
 """Training with torch: modules, losses, the loop. Nothing else in amips imports torch."""
 
+from amips.learn.affine_network import initial_model
 from amips.learn.evaluation import evaluate
 from amips.learn.loop import train
-from amips.learn.recipe import RECIPES, Recipe
 
-__all__ = ["RECIPES", "Recipe", "evaluate", "train"]
+__all__ = ["evaluate", "initial_model", "train"]

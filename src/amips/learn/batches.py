@@ -1,20 +1,24 @@
 """Batches gathered from memory-mapped arrays: no loop over rows, nothing held but the batch."""
 
-from pathlib import Path
+import warnings
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from amips.errors import RunError
 from amips.learn.losses import Batch, CellBatch, draw_cells
-from amips.learn.recipe import Recipe
+from amips.nets import Recipe
 from amips.task import Task
 
 
-def _mapped(path: Path) -> Tensor:
-    # Copy-on-write, because torch wants memory it could write to; nothing is written.
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """The same memory as a tensor; nothing is copied."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch wants memory it could write to; nothing is written
+        return torch.from_numpy(np.asarray(array))
 
 
 class _Rows:
@@ -27,7 +31,7 @@ class _Rows:
     def __init__(
         self, task: Task, recipe: Recipe, seed: int, rank: int, world: int, device: torch.device
     ) -> None:
-        self.queries = _mapped(task.path / "train" / "queries.npy")
+        self.queries = _tensor(task.train.queries)
         self.recipe, self.seed, self.rank, self.world, self.device = recipe, seed, rank, world, device
         self.epoch, self.order = -1, torch.empty(0, dtype=torch.int64)
         self.mine = slice(rank * recipe.batch, (rank + 1) * recipe.batch)
@@ -60,7 +64,7 @@ class TopCells:
     """The cells of the top keys of training rows."""
 
     def __init__(self, task: Task, recipe: Recipe) -> None:
-        self.top = _mapped(task.path / "train" / "top" / "ids.npy")[:, : recipe.route_top]
+        self.top = _tensor(task.train.top_ids)[:, : recipe.route_top]
         self.assignment = torch.from_numpy(task.cells.assignment.astype(np.int64))
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -72,7 +76,7 @@ def _need_cell_targets(task: Task) -> None:
     if task.c > 1 and not task.has_cell_targets:
         raise RunError(
             f"{task.path} has no targets for each cell, which this network learns from: "
-            "label again without cell_targets=False (--no-cell-targets)"
+            "label again with cell_targets=True (--cell-targets)"
         )
 
 
@@ -87,7 +91,7 @@ class CellBatches(_Rows):
         self.sigma = None
         if recipe.listwise:
             _need_cell_targets(task)
-            self.sigma = _mapped(task.path / "train" / "cells" / "scores.npy")
+            self.sigma = _tensor(task.train.cell_scores)
 
     def __call__(self, step: int) -> CellBatch:
         """This process's part of batch number `step`."""
@@ -113,12 +117,11 @@ class Batches(_Rows):
         routed: Task | None = None,
     ) -> None:
         super().__init__(task, recipe, seed, rank, world, device)
-        of_cells = task.path / "train" / ("cells" if task.c > 1 else "top")
         _need_cell_targets(task)
-        self.top = TopCells(routed or task, recipe) if recipe.route else None
-        self.keys = _mapped(task.path / "keys.npy")
-        self.sigma = _mapped(of_cells / "scores.npy")[:, : task.c]
-        self.ids = _mapped(of_cells / "ids.npy")[:, : task.c]
+        self.top = TopCells(routed or task, recipe) if recipe.route_weight else None
+        self.keys = _tensor(task.keys)
+        self.sigma = _tensor(task.train.cell_scores)
+        self.ids = _tensor(task.train.cell_ids)
         self.c = task.c
 
     def __call__(self, step: int) -> Batch:

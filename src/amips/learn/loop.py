@@ -25,19 +25,28 @@ import torch
 from amips.cells import fingerprint_of, trivial
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
 from amips.files import differing, locked, read_json, write_atomic, write_json
-from amips.learn.affine import AffineNetwork, affine_network
+from amips.learn.affine_network import AffineNetwork, affine_network
 from amips.learn.batches import Batches, CellBatches
 from amips.learn.checkpoint import CHECKPOINT, Progress, State
 from amips.learn.distributed import Group
 from amips.learn.evaluation import evaluate
 from amips.learn.losses import total_loss
 from amips.learn.modules import Network
-from amips.learn.recipe import PAPER_SAMPLES, Recipe, recipe_named
-from amips.nets import AffineArchitecture, KeyNet, Linear, MaxAffine, Model, SupportNet, load_model
+from amips.nets import (
+    PAPER_SAMPLES,
+    AffineArchitecture,
+    KeyNet,
+    Linear,
+    MaxAffine,
+    Model,
+    Recipe,
+    SupportNet,
+    load_model,
+    recipe_named,
+)
 from amips.nets.model import DESCRIPTION
 from amips.progress import bar
-from amips.task import Task
-from amips.vectors import open_vectors
+from amips.task import Task, load_task
 
 CONFIG, LOG, LOCK = "config.json", "log.jsonl", ".lock"
 FORMAT = 1
@@ -77,7 +86,7 @@ def train(
         device: "cpu", "cuda", ...; by default CUDA where there is one.
         progress: show a progress bar when standard error is a terminal.
     """
-    task = task if isinstance(task, Task) else Task(task)
+    task = load_task(task)
     if samples is not None and minutes is not None:
         raise RunError("give the budget as samples or as minutes, not both")
     if samples is None and minutes is None:
@@ -140,13 +149,13 @@ class Run:
         else:
             through = task if self.architecture.c < task.c else None  # one key, whatever the cells
             if through is not None:
-                self.task = task = task.with_cells(trivial(open_vectors(task.path / "keys.npy")))
-                if recipe.listwise and recipe.route:
+                self.task = task = task.with_cells(trivial(task.key_vectors))
+                if recipe.listwise and recipe.route_weight:
                     raise RunError("listwise is for networks that score cells: a mapper predicts one key")
-            elif recipe.route and task.c == 1:
+            elif recipe.route_weight and task.c == 1:
                 raise RunError("a routing loss needs a task with cells; label with cells=2 or more")
             centroids = None
-            if through is not None and recipe.route:
+            if through is not None and recipe.route_weight:
                 centroids = through.cells.centroids
                 self.through = fingerprint_of(through.cells.assignment)
             self.network = Network(self.architecture, seed, centroids).to(device)
@@ -172,7 +181,7 @@ class Run:
             "minutes": minutes,
             "seed": seed,
             "keys": task.fingerprint,
-            "task": task.manifest["options"],
+            "task": task.options,
         } | ({"through": self.through} if self.through else {})
 
     def prepare(self, resume: bool, held: ExitStack) -> Model | None:

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amips.learn.affine import AffineNetwork
+from amips.learn.affine_network import AffineNetwork
 from amips.learn.modules import Network
-from amips.learn.recipe import Recipe
+from amips.nets import Recipe
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def total_loss(
     else:
         parts, scores = support_losses(network, batch)
         total = recipe.score * parts["score"] + recipe.grad * parts["grad"]
-    if recipe.route:
+    if recipe.route_weight:
         assert batch.top is not None
         parts["route"] = route_loss(scores, batch.top, batch.sigma, recipe)
-        total = total + recipe.route * parts["route"]
+        total = total + recipe.route_weight * parts["route"]
     a = network.architecture
     if a.kind == "support" and a.nonnegative == "penalty" and recipe.penalty:
         parts["penalty"] = network.penalty()

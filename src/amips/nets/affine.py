@@ -8,13 +8,14 @@ function of fewer numbers. It costs d r + c p r instead of c p d products, which
 cells affordable. A is the projection that keeps inner products best, see `amips.lean`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import RunError, VectorError
+from amips.lean import RANK_FRACTION, reduced_dimension
 from amips.nets.model import Floats, Model
 
 AFFINE_KINDS = ("linear", "max-affine")
@@ -86,16 +87,21 @@ class Linear:
 
     Args:
         bias: one more number for each cell, added as b_j ||x||.
-        rank: project queries to so many dimensions first; None does not.
+        rank: project queries to so many dimensions first: about d / 3 if None, 0 for no projection.
     """
 
     bias: bool = False
     rank: int | None = None
-    kind: Literal["linear"] = "linear"
+    kind: Literal["linear"] = field(default="linear", init=False, repr=False)
 
     def architecture(self, n: int, d: int, c: int) -> AffineArchitecture:
         """This router for c cells of dimension d."""
-        return AffineArchitecture(d, *_checked(c, d, 1, self.rank), self.bias, "linear", self.rank or 0)
+        rank = self.rank_for(d)
+        return AffineArchitecture(d, *_checked(c, d, 1, rank), self.bias, "linear", rank)
+
+    def rank_for(self, d: int) -> int:
+        """The rank for queries of dimension d; 0 where nothing is projected."""
+        return _rank(self.rank, d)
 
 
 @dataclass(frozen=True)
@@ -109,28 +115,39 @@ class MaxAffine:
         pieces: for each cell.
         smooth: train t log sum_p exp(<w_jp, x> / t) in the place of the maximum, so that every piece learns
             from every query; t is the recipe's temperature. The trained model takes the maximum.
-        rank: project queries to so many dimensions first; None does not.
+        rank: project queries to so many dimensions first: about d / 3 if None, 0 for no projection.
     """
 
     pieces: int = 2
     smooth: bool = True
     rank: int | None = None
-    kind: Literal["max-affine"] = "max-affine"
+    kind: Literal["max-affine"] = field(default="max-affine", init=False, repr=False)
 
     def architecture(self, n: int, d: int, c: int) -> AffineArchitecture:
         """This network for c cells of dimension d."""
-        sizes = _checked(c, d, self.pieces, self.rank)
-        return AffineArchitecture(d, *sizes, False, "max-affine", self.rank or 0)
+        rank = self.rank_for(d)
+        return AffineArchitecture(d, *_checked(c, d, self.pieces, rank), False, "max-affine", rank)
+
+    def rank_for(self, d: int) -> int:
+        """The rank for queries of dimension d; 0 where nothing is projected."""
+        return _rank(self.rank, d)
 
 
-def _checked(c: int, d: int, pieces: int, rank: int | None) -> tuple[int, int]:
+def _rank(rank: int | None, d: int) -> int:
+    if rank is not None:
+        return rank
+    least = reduced_dimension(d, RANK_FRACTION)
+    return least if least < d else 0  # to project onto all dimensions costs and gains nothing
+
+
+def _checked(c: int, d: int, pieces: int, rank: int) -> tuple[int, int]:
     """c and pieces, if they can be."""
     if c < 2:
         raise RunError("a linear router needs a task with cells; label with cells=2 or more")
     if type(pieces) is not int or pieces < 1:
         raise RunError(f"pieces={pieces}: expected a whole number, at least 1")
-    if rank is not None and (type(rank) is not int or not 1 <= rank <= d):
-        raise RunError(f"rank={rank}: expected a whole number between 1 and the dimension, {d}")
+    if type(rank) is not int or not 0 <= rank <= d:
+        raise RunError(f"rank={rank}: expected a whole number up to the dimension, {d}; 0 for no projection")
     return c, pieces
 
 

@@ -1,7 +1,9 @@
 """What every trained model is: an architecture, weights, and where it comes from."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,6 +91,14 @@ class Model(ABC):
     @abstractmethod
     def keys(self, x: Floats, cells: NDArray[np.integer[Any]] | None = None) -> Floats:
         """[m, d] -> [m, c, d]: the predicted top key of every cell, or [m, p, d] for chosen cells [m, p]."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short digest of the weights."""
+        digest = hashlib.sha256()
+        for name in sorted(self.weights):
+            digest.update(name.encode() + np.ascontiguousarray(self.weights[name]).tobytes())
+        return digest.hexdigest()[:12]
 
     @property
     def c(self) -> int:

@@ -21,20 +21,19 @@ from typing import Any
 import numpy as np
 
 from amips import version
-from amips.errors import BundleError, RunError
+from amips.design import Design
+from amips.errors import AmipsError, BundleError, RunError
 from amips.files import fsync_directory, locked, read_json, read_manifest, write_manifest
-from amips.index import FaissIVF
-from amips.index.faiss_ivf import BESIDE, INDEX, SECOND
-from amips.index.reading import read_array
-from amips.nets import load_model
-from amips.nets.model import DESCRIPTION, WEIGHTS
-from amips.route import check_fits
+from amips.index import BESIDE, INDEX, SECOND, FaissCellStore, read_array
+from amips.nets import DESCRIPTION, WEIGHTS, Model, load_model
+from amips.routers import check_fits
 from amips.search.points import Point
+from amips.search.report import Report
 from amips.search.searcher import Searcher
 from amips.vectors import inspect, open_vectors
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 LABELS, LOCK = "labels.npy", ".lock"
 OWN = re.compile(
     rf"data-[0-9a-f]{{12}}|\.{re.escape(MANIFEST)}\.\d+\.tmp|\.lock"
@@ -44,7 +43,7 @@ OWN = re.compile(
 def save(searcher: Searcher, out: str | Path) -> None:
     """Write a bundle, or replace one."""
     out = Path(out)
-    check_place(out)
+    check_bundle_place(out)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / LOCK):  # two saves at a time would clear away each other's data
         data = out / f"data-{uuid.uuid4().hex[:12]}"
@@ -62,7 +61,11 @@ def save(searcher: Searcher, out: str | Path) -> None:
 
 def _write(searcher: Searcher, out: Path, data: Path) -> None:
     data.mkdir()
-    files = searcher.engine.save(data)
+    if searcher.model is not None and not isinstance(searcher.model, Model):
+        raise BundleError(
+            "a router of your own cannot be saved: save with_model(None), and bring the router again after loading"
+        )
+    files = searcher.store.save(data)
     if searcher.labels is not None:
         np.save(data / LABELS, searcher.labels)
         files.append(LABELS)
@@ -76,18 +79,21 @@ def _write(searcher: Searcher, out: Path, data: Path) -> None:
         "n": searcher.n,
         "d": searcher.d,
         "c": searcher.c,
-        "storage": searcher.engine.storage,
+        "storage": searcher.store.storage,
         "keys": searcher.fingerprint,
         "data": data.name,
         "temperature": searcher.temperature,
         "points": [point.to_json() for point in searcher.points],
+        "target_recall": searcher.target_recall,
+        "design": None if searcher.design is None else searcher.design.to_json(),
+        "report": None if searcher.report is None else searcher.report.to_json(),
     }
     fsync_directory(data)  # its names must be on disk before the manifest that relies on them
     fields["sha256"] = _digest(fields)
     write_manifest(out, MANIFEST, fields, [f"{data.name}/{file}" for file in files])
 
 
-def check_place(out: str | Path) -> None:
+def check_bundle_place(out: str | Path) -> None:
     """BundleError unless a bundle can be written here without harm to anything else."""
     out = Path(out)
     if not out.exists():
@@ -131,10 +137,10 @@ def load(path: str | Path, *, keys: Any = None, mmap: bool = False, verify: bool
 def _stamp(path: Path) -> tuple[int, int] | None:
     """What changes when a bundle is replaced."""
     try:
-        found = (path / MANIFEST).stat()
+        stat = (path / MANIFEST).stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return stat.st_ino, stat.st_mtime_ns
 
 
 def _read(path: Path, keys: Any, mmap: bool, verify: bool) -> Searcher:
@@ -146,17 +152,21 @@ def _read(path: Path, keys: Any, mmap: bool, verify: bool) -> Searcher:
         listed = {Path(file).name for file in manifest["files"] if Path(file).parent == Path(data.name)}
         points = [Point(**point) for point in manifest["points"]]
         n, d, c, storage = (manifest[name] for name in ("n", "d", "c", "storage"))
-        fingerprint, temperature = str(manifest["keys"]), float(manifest.get("temperature", 0.0))
-    except (KeyError, TypeError, ValueError) as problem:
+        fingerprint, temperature = str(manifest["keys"]), float(manifest["temperature"])
+        stated, target = manifest["design"], manifest["target_recall"]
+        design = None if stated is None else Design.from_json(stated)
+        target = None if target is None else float(target)
+        report = None if manifest["report"] is None else Report.from_json(manifest["report"])
+    except (KeyError, TypeError, ValueError, AmipsError) as problem:
         raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
     for needed in [INDEX, *BESIDE.get(storage, [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
-    engine = FaissIVF.load(data, storage, mmap, SECOND in listed)
-    found = (engine.n, engine.d, len(engine.sizes))
-    if found != (n, d, c):
+    store = FaissCellStore.load(data, storage, mmap, SECOND in listed)
+    shape = (store.n, store.d, len(store.sizes))
+    if shape != (n, d, c):
         raise BundleError(
-            f"{data / INDEX} holds {found[0]} keys of dimension {found[1]} in {found[2]} cells, "
+            f"{data / INDEX} holds {shape[0]} keys of dimension {shape[1]} in {shape[2]} cells, "
             f"expected {n} of dimension {d} in {c}"
         )
     model = load_model(data, BundleError) if WEIGHTS in listed else None
@@ -167,10 +177,12 @@ def _read(path: Path, keys: Any, mmap: bool, verify: bool) -> Searcher:
     if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != fingerprint:
         raise BundleError(f"{path} holds other keys than those given")
     labels = read_array(data / LABELS, (n,), "iU") if LABELS in listed else None
-    made = Searcher(engine, model, points, labels, fingerprint, temperature)
+    searcher = Searcher(
+        store, model, points, labels, fingerprint, temperature, target, design, report
+    )
     if model is not None:
         try:
-            check_fits(model, fingerprint, made.cells_fingerprint)
+            check_fits(model, fingerprint, searcher.cells_fingerprint)
         except RunError as problem:
             raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
-    return made
+    return searcher

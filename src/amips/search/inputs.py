@@ -54,3 +54,24 @@ def checked_probes(probes: Any, m: int, c: int) -> Ids:
     if counts.size and counts.min() < 1:
         raise AmipsError(f"probes is {counts.min()}; it must be at least 1")
     return np.broadcast_to(np.minimum(counts, c).astype(np.int64), (m,))
+
+
+def check_labels(ids: Any, n: int) -> NDArray[Any]:
+    """External ids as int64 or strings, one for each key, no two the same."""
+    labels = np.asarray(ids)
+    if labels.dtype.kind in "iu":
+        if labels.max(initial=0) > np.iinfo(np.int64).max:
+            raise AmipsError(f"ids: {labels.max()} does not fit in int64")
+        labels = labels.astype(np.int64)
+    elif labels.dtype.kind in "UO" and all(isinstance(label, str) for label in labels.ravel().tolist()):
+        labels = labels.astype(np.str_)
+    else:
+        raise AmipsError(f"ids of type {labels.dtype}: expected whole numbers or strings")
+    if labels.shape != (n,):
+        raise AmipsError(f"ids of shape {list(labels.shape)}: expected one for each of the {n} keys")
+    if len(np.unique(labels)) < n:
+        raise AmipsError("ids: two keys have the same id")
+    nothing = -1 if labels.dtype.kind == "i" else ""
+    if (labels == nothing).any():
+        raise AmipsError(f"ids: {nothing!r} means that there is no result, so no key can have it")
+    return labels

@@ -14,14 +14,14 @@ TOP = 10  # the true top keys whose recall is measured
 
 @dataclass(frozen=True)
 class Point:
-    """Mean figures for one number of probes, or for one bound on the share of top keys a cell must hold."""
+    """Mean figures on held-out queries for one number of probes, or for one bound on the mass."""
 
-    probes: int  # with a bound on the share: the mean, rounded up
+    probes: int  # with a bound on the mass: the mean, rounded up
     recall1: float
     recall10: float
     scanned: float  # share of the keys, those in two cells counted twice
     flops: float  # routing and scan, for each query
-    share: float = 0.0  # 0: every query probes the same number of cells
+    min_mass: float = 0.0  # 0: every query probes the same number of cells
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -38,8 +38,8 @@ def ladder(c: int) -> list[int]:
     return sorted(s for s in steps if s <= c)
 
 
-def shares() -> list[float]:
-    """Bounds on the share of the top keys that a cell must hold, each 2/3 of the one before."""
+def mass_bounds() -> list[float]:
+    """Bounds on the mass, from cheap to dear, each 2/3 of the one before."""
     return [0.4 * (2 / 3) ** i for i in range(36)]
 
 
@@ -59,7 +59,7 @@ def point_for(points: list[Point], recall: float, k: int) -> Point:
         raise BundleError(f"recall={recall}: expected a share between 0 and 1")
     if k > TOP:
         warnings.warn(
-            f"recall is known of the top {TOP}: of the top {k} it is lower; give probes or share instead",
+            f"recall is known of the top {TOP}: of the top {k} it is lower; give probes or min_mass instead",
             stacklevel=4,
         )
     which = "recall1" if k == 1 else "recall10"

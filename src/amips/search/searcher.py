@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from amips.blas import threads as limit_threads
 from amips.cells import fingerprint_of
+from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import Engine
-from amips.nets import Model
-from amips.route import (
+from amips.index import CellStore
+from amips.routers import (
     CentroidRouter,
     MapperRouter,
     Router,
     best_cells,
-    cells_by_share,
+    cells_above,
     check_fits,
     limit_probes,
     router_for,
@@ -26,6 +26,7 @@ from amips.route import (
 from amips.search import inputs
 from amips.search.inputs import checked_k, checked_probes, checked_queries
 from amips.search.points import Point, point_for
+from amips.search.report import Report
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
@@ -51,73 +52,82 @@ class Cost:
 
 @dataclass(frozen=True)
 class _Effort:
-    """Cells to probe, at most, for each query [m]; with a share, those expected to hold as much."""
+    """Cells to probe, at most, for each query [m]; with a bound, those that hold as much mass."""
 
     probes: Ids
-    share: float | None = None
+    min_mass: float | None = None
 
 
 @dataclass(frozen=True)
 class Searcher:
     """Keys in cells, a way to route, and what is known of the recall.
 
-    `model` None routes by centroid. `labels` [n] gives the ids to return instead of 0..n-1. `temperature`
-    makes the router's scores say what share of the top keys each cell holds (as their first cell); 0 if it
-    is not known. `fingerprint` is that of the keys: of an engine that keeps it with them, its own.
+    Args:
+        store: the keys by cell.
+        model: what chooses the cells: a trained model, any object with `scores(x)`, or None for centroids.
+        points: recall and cost on held-out queries, by effort.
+        labels: [n], the ids to return instead of 0..n-1.
+        fingerprint: of the keys; of a store that keeps it with them, its own.
+        temperature: of the stopping rule (`amips.routers.masses`); 0 if it is not known.
+        target_recall: what `search` serves when nothing else is asked for; None if nothing was measured.
+        design: what the index was made of; None if it was put together by hand.
+        report: what was measured when it was chosen, if it was.
     """
 
-    engine: Engine
-    model: Model | None
+    store: CellStore
+    model: Any
     points: list[Point] = field(default_factory=list)
     labels: NDArray[Any] | None = None
     fingerprint: str = ""
     temperature: float = 0.0
+    target_recall: float | None = None
+    design: Design | None = None
+    report: Report | None = None
 
     def __post_init__(self) -> None:
-        if known := getattr(self.engine, "fingerprint", ""):
+        if known := getattr(self.store, "fingerprint", ""):
             object.__setattr__(self, "fingerprint", known)
-            if self.model is not None:
-                check_fits(self.model, known, self.cells_fingerprint)
+            check_fits(self.model, known, self.cells_fingerprint)
 
     @cached_property
     def router(self) -> Router:
         """How cells are chosen."""
-        return router_for(self.model, self.engine.centroids)
+        return router_for(self.model, self.store.centroids)
 
     @property
     def n(self) -> int:
         """The number of keys."""
-        return self.engine.n
+        return self.store.n
 
     @property
     def d(self) -> int:
         """The dimension."""
-        return self.engine.d
+        return self.store.d
 
     @property
     def c(self) -> int:
         """The number of cells."""
-        return len(self.engine.sizes)
+        return len(self.store.sizes)
 
     @property
     def cells(self) -> NDArray[np.int32]:
         """The cell of each key, [n]; the first, if it is in two."""
-        return self.engine.assignment
+        return self.store.assignment
 
     @property
     def spilled(self) -> int:
         """How many keys are in a second cell, too."""
-        return 0 if self.engine.second is None else int((self.engine.second >= 0).sum())
+        return 0 if self.store.second is None else int((self.store.second >= 0).sum())
 
     def search(
         self,
         x: Any,
         k: int = 10,
-        probes: "int | NDArray[np.integer[Any]] | None" = None,
         *,
         recall: float | None = None,
-        share: float | None = None,
-        route: Literal["cells", "drop-in"] = "cells",
+        probes: "int | NDArray[np.integer[Any]] | None" = None,
+        min_mass: float | None = None,
+        drop_in: bool = False,
         rescore: bool = True,
         on_bad: Literal["error", "skip"] = "error",
         threads: int | None = None,
@@ -125,41 +135,43 @@ class Searcher:
         """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
 
         Scores are true inner products <x, y>. Where fewer than k keys were scanned, the id is -1 (an
-        empty string if ids are strings) and the score -inf.
+        empty string if ids are strings) and the score -inf. Without `recall`, `probes` or `min_mass` it
+        serves the recall that the index was made for, `target_recall`.
 
         Args:
             x: queries [m, d], or one query [d].
             k: results for each query.
-            probes: cells to scan: a number, or one for each query. 8 if nothing else is said.
             recall: choose the cheapest way that had this recall (of the true top 10; of the top key if k
                 is 1) on held-out queries.
-            share: scan the cells that are expected to hold at least this share of the query's top keys: as
+            probes: cells to scan: a number, or one for each query (FAISS calls it nprobe).
+            min_mass: scan the cells that are expected to hold at least this share of the query's top keys: as
                 many as each query needs.
-            route: "cells" lets the model choose the cells and x score the keys. "drop-in" puts the
-                predicted key in the place of x throughout, as in the paper: for mappers only.
-            rescore: with "drop-in", fetch more and score them again with x.
+            drop_in: put the predicted key in the place of x throughout, as in the paper: for mappers only.
+                Otherwise the model chooses the cells, and x scores the keys.
+            rescore: with `drop_in`, fetch more and score them again with x.
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
             threads: limit numpy and FAISS to so many.
         """
         x, bad = checked_queries(x, self.d, on_bad)
         k = checked_k(k)
-        if route not in ("cells", "drop-in"):
-            raise AmipsError(f"route={route!r}: expected 'cells' or 'drop-in'")
-        if route == "drop-in" and (recall is not None or share is not None):
-            raise AmipsError('recall and share are for route="cells"; with "drop-in" give probes')
-        effort = self._effort(probes, recall, share, k, len(x))
+        if drop_in and probes is None:
+            raise AmipsError("drop_in=True needs probes: recall and min_mass are for cells that a model chooses")
+        effort = self._effort(probes, recall, min_mass, k, len(x))
         scores = np.empty((len(x), k), np.float32)
         ids = np.empty((len(x), k), np.int64)
         with limit_threads(threads):
             for rows in self._batches(effort, k):
-                if route == "drop-in":
+                if drop_in:
                     scores[rows], ids[rows] = self._drop_in(x[rows], k, effort.probes[rows], rescore)
                 else:
-                    scores[rows], ids[rows] = self.engine.scan(x[rows], self._route(x[rows], effort, rows), k)
+                    cells = self._choose(x[rows], effort, rows)
+                    scores[rows], ids[rows] = self.store.scan(x[rows], cells, k)
         scores[bad], ids[bad] = -np.inf, -1
         return scores, self._labelled(ids)
 
-    def route(self, x: Any, probes: "int | NDArray[np.integer[Any]]", *, threads: int | None = None) -> Ids:
+    def choose_cells(
+        self, x: Any, probes: "int | NDArray[np.integer[Any]]", *, threads: int | None = None
+    ) -> Ids:
         """The cells that would be scanned, best first: int64 [m, min(probes, c)].
 
         With a number of probes for each query, rows end in -1 after theirs.
@@ -170,44 +182,43 @@ class Searcher:
         out = np.empty((len(x), width), np.int64)
         with limit_threads(threads):
             for rows in self._batches(effort, 1):
-                out[rows] = self._route(x[rows], effort, rows)
+                out[rows] = self._choose(x[rows], effort, rows)
         return out
 
     def cost(
         self,
         x: Any,
-        probes: "int | NDArray[np.integer[Any]] | None" = None,
         k: int = 10,
         *,
         recall: float | None = None,
-        share: float | None = None,
+        probes: "int | NDArray[np.integer[Any]] | None" = None,
+        min_mass: float | None = None,
     ) -> Cost:
         """FLOPs (routing and scan), keys and cells scanned for each query, without scanning."""
         x, _ = checked_queries(x, self.d)
-        effort = self._effort(probes, recall, share, k, len(x))
+        effort = self._effort(probes, recall, min_mass, k, len(x))
         scanned, probed = np.empty(len(x), np.int64), np.empty(len(x), np.int64)
-        sizes = np.append(self.engine.sizes, 0)  # cell -1 holds nothing
+        sizes = np.append(self.store.sizes, 0)  # cell -1 holds nothing
         for rows in self._batches(effort, 1):
-            cells = self._route(x[rows], effort, rows)
+            cells = self._choose(x[rows], effort, rows)
             scanned[rows], probed[rows] = sizes[cells].sum(axis=1), (cells >= 0).sum(axis=1)
-        scan = self.engine.scan_flops(scanned, k)
+        scan = self.store.scan_flops(scanned, k)
         return Cost(self.router.network_flops, self.router.coarse_flops, scan, scanned, probed)
 
-    def with_model(self, model: Model | None) -> "Searcher":
-        """The same index routed by another model, or by centroid (None); nothing is known of its recall."""
-        if model is not None:
-            check_fits(model, self.fingerprint, self.cells_fingerprint)
-        return Searcher(self.engine, model, [], self.labels, self.fingerprint)
+    def with_model(self, model: Any) -> "Searcher":
+        """The same keys routed by another model, or by centroid (None); nothing is known of its recall."""
+        check_fits(model, self.fingerprint, self.cells_fingerprint)
+        return Searcher(self.store, model, [], self.labels, self.fingerprint)
 
     @cached_property
     def cells_fingerprint(self) -> str:
         """Which key is in which cell: a router must have been trained on just that."""
-        return fingerprint_of(self.engine.assignment)
+        return fingerprint_of(self.store.assignment)
 
-    def _route(self, x: Floats, effort: "_Effort", rows: slice) -> Ids:
+    def _choose(self, x: Floats, effort: _Effort, rows: slice) -> Ids:
         scores = self.router.scores(x)
-        if effort.share is not None:
-            return cells_by_share(scores, self.temperature, effort.share)
+        if effort.min_mass is not None:
+            return cells_above(scores, self.temperature, effort.min_mass)
         counts = effort.probes[rows]
         most = int(counts.max(initial=1))
         cells = best_cells(scores, most)
@@ -216,35 +227,42 @@ class Searcher:
     def _drop_in(self, x: Floats, k: int, counts: Ids, rescore: bool) -> tuple[Floats, Ids]:
         if not isinstance(self.router, MapperRouter):
             raise AmipsError(
-                'route="drop-in" needs a model that predicts one key: train on a task with cells=1'
+                "drop_in=True needs a model that predicts one key: train on a task with cells=1"
             )
         mapped = self.router.map(x)
         most = int(counts.max(initial=1))
-        cells = limit_probes(best_cells(CentroidRouter(self.engine.centroids).scores(mapped), most), counts)
+        cells = limit_probes(best_cells(CentroidRouter(self.store.centroids).scores(mapped), most), counts)
         if not rescore:
-            return self.engine.scan(mapped, cells, k)
-        candidates = self.engine.scan(mapped, cells, k * DROP_IN_CANDIDATES)[1]
-        return self.engine.score_again(x, candidates, k)
+            return self.store.scan(mapped, cells, k)
+        candidates = self.store.scan(mapped, cells, k * DROP_IN_CANDIDATES)[1]
+        return self.store.score_again(x, candidates, k)
 
-    def _effort(self, probes: Any, recall: float | None, share: float | None, k: int, m: int) -> "_Effort":
+    def _effort(
+        self, probes: Any, recall: float | None, min_mass: float | None, k: int, m: int
+    ) -> _Effort:
         """How many cells each query may probe."""
-        if sum(given is not None for given in (probes, recall, share)) > 1:
-            raise AmipsError("give one of probes, recall and share")
+        asked = sum(option is not None for option in (probes, recall, min_mass))
+        if asked > 1:
+            raise AmipsError("give one of recall, probes and min_mass")
+        if asked == 0:
+            if self.target_recall is None:
+                raise AmipsError("nothing was measured on this index: give probes")
+            recall = self.target_recall
         if recall is not None:
             point = point_for(self.points, recall, k)
-            probes, share = point.probes, point.share or None
-        if share is None:
-            return _Effort(checked_probes(8 if probes is None else probes, m, self.c))
-        if not 0 < share <= 1:
-            raise AmipsError(f"share={share}: expected a share between 0 and 1")
+            probes, min_mass = point.probes, point.min_mass or None
+        if min_mass is None:
+            return _Effort(checked_probes(probes, m, self.c))
+        if not 0 < min_mass <= 1:
+            raise AmipsError(f"min_mass={min_mass}: expected a share of the top keys, above 0 and up to 1")
         if not self.temperature > 0:
-            raise AmipsError("this index does not know what share of the top keys a cell holds: give probes")
-        return _Effort(np.full(m, self.c), share)
+            raise AmipsError("this index does not know what mass a cell holds: give probes")
+        return _Effort(np.full(m, self.c), min_mass)
 
-    def _batches(self, effort: "_Effort", k: int) -> Iterator[slice]:
+    def _batches(self, effort: _Effort, k: int) -> Iterator[slice]:
         """Parts of the queries whose scores, cells and results fit in the working memory together."""
         most = int(effort.probes.max(initial=1))
-        each = 4 * self.d + 12 * self.c + 4 * self.router.floats + 24 * most + 64 * k * self.engine.refine
+        each = 4 * self.d + 12 * self.c + 4 * self.router.floats + 24 * most + 64 * k * self.store.refine
         step = max(1, inputs.BATCH_BYTES // each)
         return (slice(low, low + step) for low in range(0, len(effort.probes), step))
 
@@ -256,9 +274,8 @@ class Searcher:
         return np.where(ids < 0, nothing, named).astype(self.labels.dtype)
 
     def __repr__(self) -> str:
-        return (
-            f"<Searcher: {self.n:,} keys, d = {self.d}, {self.c:,} cells ({self.engine.storage}"
-            + (f", {self.spilled:,} keys in two" if self.spilled else "")
-            + "), "
-            f"routed by {self.router.name}>"
-        )
+        if self.design is not None:
+            return f"<Searcher: {self.n:,} keys, d = {self.d}; {self.design.describe()}>"
+        twice = f", {self.spilled:,} keys in two" if self.spilled else ""
+        cells = f"{self.c:,} cells ({self.store.storage}{twice})"
+        return f"<Searcher: {self.n:,} keys, d = {self.d}, {cells}, routed by {self.router.name}>"

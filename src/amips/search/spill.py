@@ -11,7 +11,7 @@ first cell misleads, the second should not mislead in the same way. The third is
 enough for a given recall, training queries miss some of their top keys; saved_j(y) is how many of those that
 miss y are sent to cell j.
 
-Keys go into their second cell up to a share of all keys, first those for which this is least in terms of
+Keys go into their second cell up to a fraction of all keys, first those for which this is least in terms of
 ||r||^2. What it costs is memory and longer cells.
 """
 
@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.cells import STRENGTH, Cells, towards_queries
+from amips.design import SPILL_FRACTION, checked_fraction
 from amips.errors import AmipsError
-from amips.route import Router
-from amips.search.expected import Routed
+from amips.routers import Router
+from amips.search.estimate import RoutingEstimate
 from amips.task import Task
-from amips.vectors import Floats, Vectors, open_vectors
+from amips.vectors import Floats, Vectors
 
-SPILL = 0.5  # share of the keys that get a second cell, where nothing else is known
 RECALL = 0.95  # of the top keys: what is missed with as many probes as that takes is looked at
 TOP = 10
 PARALLEL, SAVED = 3.0, 0.1  # w and u
@@ -35,43 +35,34 @@ MOST_QUERIES = 1 << 18  # of the log that are looked at
 BLOCK_FLOATS = 1 << 23
 
 
-def checked_share(share: Any) -> float:
-    """A share of the keys."""
-    try:
-        value = float("nan") if isinstance(share, (bool, str)) else float(share)
-    except (TypeError, ValueError):
-        value = float("nan")
-    if not 0 <= value <= 1:
-        raise AmipsError(f"spill={share!r}: expected a share of the keys, from 0 to 1")
-    return value
-
-
 def second_cells(
     task: Task,
     router: Router,
-    share: float = SPILL,
+    spill_fraction: float = SPILL_FRACTION,
     recall: float = RECALL,
     *,
     strength: float = STRENGTH,
     saved: float = SAVED,
 ) -> NDArray[np.int32] | None:
-    """The second cell of each key [n], -1 for none: this share of the keys has one. None if no key has.
+    """The second cell of each key [n], -1 for none: this fraction of the keys has one. None if no key has.
 
     Args:
         recall: of the top keys: what training queries miss with as many probes as that takes.
         strength: s above; for plain cells, too, it pays to know where the queries are.
         saved: u above. With strength and this 0 the rule is SOAR's.
     """
-    share = checked_share(share)
-    if task.c == 1 or not round(share * task.n):
+    spill_fraction = checked_fraction(spill_fraction)
+    if task.c == 1 or not round(spill_fraction * task.n):
         return None
-    return first_of(*ranked(task, router, recall, strength, saved), share)
+    return first_of(*ranked(task, router, recall, strength, saved), spill_fraction)
 
 
-def first_of(second: NDArray[np.int32], order: NDArray[np.int64], share: float) -> NDArray[np.int32]:
-    """Second cells of this share of the keys only, the first in order."""
+def first_of(
+    second: NDArray[np.int32], order: NDArray[np.int64], spill_fraction: float
+) -> NDArray[np.int32]:
+    """Second cells of this fraction of the keys only, the first in order."""
     kept = np.full_like(second, -1)
-    chosen = order[: round(share * len(order))]
+    chosen = order[: round(spill_fraction * len(order))]
     kept[chosen] = second[chosen]
     return kept
 
@@ -81,7 +72,7 @@ def ranked(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """A second cell for every key [n], and the keys in the order in which they should get it."""
     second, value = np.full(task.n, -1, np.int32), np.full(task.n, np.inf, np.float32)
-    keys, queries = (open_vectors(task.path / name) for name in ("keys.npy", "train/queries.npy"))
+    keys, queries = task.key_vectors, task.train.vectors
     codes, times = _saved(task, router, queries, recall)
     own, step = task.cells.assignment, max(1, BLOCK_FLOATS // task.c)
     with towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP], strength) as points:
@@ -109,8 +100,8 @@ def _saved(
     """How often each cell would have saved a key, as key * c + cell, ascending, and how often."""
     cells = task.cells
     x, top = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
-    seen = Routed.by(router, x, top, cells.assignment, cells.sizes)
-    bound = seen.share_for(recall)
+    on_val = RoutingEstimate.by(router, x, top, cells.assignment, cells.sizes)
+    min_mass = on_val.min_mass_for(recall)
     rows = np.arange(queries.n)
     if queries.n > MOST_QUERIES:
         rows = np.sort(np.random.default_rng(0).choice(queries.n, MOST_QUERIES, replace=False))
@@ -119,10 +110,12 @@ def _saved(
     for low in range(0, len(rows), step):
         block = rows[low : low + step]
         x, top = queries.take(block), np.asarray(task.train.top_ids[block])[:, :TOP].astype(np.int64)
-        found = Routed.by(router, x, top, cells.assignment, cells.sizes, temperature=seen.temperature)
-        taken = found.taken(bound)
-        of, place = np.nonzero(~np.take_along_axis(taken, found.wanted, axis=1))
-        pair, cell = np.nonzero(taken[of])
+        block_routing = RoutingEstimate.by(
+            router, x, top, cells.assignment, cells.sizes, temperature=on_val.temperature
+        )
+        probed = block_routing.probed(min_mass)
+        of, place = np.nonzero(~np.take_along_axis(probed, block_routing.top_cells, axis=1))
+        pair, cell = np.nonzero(probed[of])
         codes.append(top[of, place][pair] * cells.count + cell)
     return np.unique(np.concatenate(codes), return_counts=True)
 
@@ -139,16 +132,16 @@ def _means(points: Floats, cells: Cells) -> Floats:
     return np.asarray(sums / np.maximum(cells.sizes, 1)[:, None], np.float32)
 
 
-def checked_second(given: Any, cells: Cells) -> NDArray[np.int32] | None:
+def checked_second(second_cells: Any, cells: Cells) -> NDArray[np.int32] | None:
     """Second cells that were given; None if no key has one."""
-    second = np.asarray(given)
+    second = np.asarray(second_cells)
     if second.shape != cells.assignment.shape or second.dtype.kind not in "iu":
         what = f"{second.dtype} {list(second.shape)}"
         raise AmipsError(
-            f"spill: {what}, expected a whole number for each of the {len(cells.assignment)} keys"
+            f"second_cells: {what}, expected a whole number for each of the {len(cells.assignment)} keys"
         )
     if not (second.min() >= -1 and second.max() < cells.count):
-        raise AmipsError(f"spill: expected cells from 0 to {cells.count - 1}, or -1 for none")
+        raise AmipsError(f"second_cells: expected cells from 0 to {cells.count - 1}, or -1 for none")
     if (second == cells.assignment).any():
-        raise AmipsError("spill: a key has the same cell twice")
+        raise AmipsError("second_cells: a key has the same cell twice")
     return np.ascontiguousarray(second, np.int32) if (second >= 0).any() else None

@@ -1,6 +1,7 @@
-"""Tasks: keys, cells, and split queries with their exact targets, on disk."""
+"""Tasks: keys, cells, and split queries with their exact targets, in memory and on disk."""
 
-from amips.task.make import label
-from amips.task.store import Split, Task
+from amips.task.labelling import label
+from amips.task.store import TaskStore, load_task
+from amips.task.task import SPLITS, Split, Task
 
-__all__ = ["Split", "Task", "label"]
+__all__ = ["SPLITS", "Split", "Task", "TaskStore", "label", "load_task"]

@@ -1,4 +1,4 @@
-"""The task: keys, cells, and queries split by source with their exact targets, on disk.
+"""A task on disk: the only module that knows the files of a task directory.
 
     task/
       task.json                     manifest, written last
@@ -8,15 +8,11 @@
         queries.npy                 float32 [m, d], the noisy copies included
         source.npy                  int64 [m], the row of the query in the log as it was given
         top/scores.npy, ids.npy     [m, k]: the top keys
-        cells/scores.npy, ids.npy   [m, c]: the top key of each cell (only when c > 1)
+        cells/scores.npy, ids.npy   [m, c]: the top key of each cell (only when asked for)
 
-The order matters: duplicates go first, then the log is split by source query, and only then are noisy
-copies made. So no copy of a test query, however noisy, is ever trained on.
+While it is being made, `plan.json` says of what, and journals how far it has come: the same call continues.
 """
 
-import copy
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,50 +21,47 @@ from numpy.typing import NDArray
 
 from amips import cells as partition
 from amips.errors import TaskError
-from amips.files import read_manifest
-from amips.vectors import Floats
+from amips.files import differing, read_json, read_manifest, write_json, write_manifest
+from amips.rowfiles import JOURNAL, RowFiles
+from amips.task.task import SPLITS, Split, Task
+from amips.vectors import Vectors, open_vectors
 
-MANIFEST = "task.json"
+MANIFEST, PLAN = "task.json", "plan.json"
 FORMAT = 1
-SPLITS = ("train", "val", "test")
+ADVICE = "choose another directory, or remove this one"
 
 
-@dataclass(frozen=True)
-class Split:
-    """One split of a task; every array is memory-mapped.
+class TaskStore:
+    """A task directory: finished, being made, or not there yet."""
 
-    `cell_scores` and `cell_ids` are [m, c], or [m, 0] in a task made without targets for each cell.
-    """
-
-    queries: Floats
-    source: NDArray[np.int64]
-    top_scores: Floats
-    top_ids: NDArray[np.int32]
-    cell_scores: Floats
-    cell_ids: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.queries)
-
-
-class Task:
-    """A finished task directory. `Task(path)` checks the manifest, the sizes and the split."""
-
-    def __init__(self, path: str | Path, verify: bool = False) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.manifest = read_manifest(self.path, MANIFEST, "task", FORMAT, TaskError, verify)
+
+    def read(self, verify: bool = False) -> Task:
+        """The finished task; checks the manifest, the sizes and that no source query is in two splits."""
+        manifest = read_manifest(self.path, MANIFEST, "task", FORMAT, TaskError, verify)
         for field in ("n", "d", "c"):
-            if not isinstance(self.manifest.get(field), int):
+            if not isinstance(manifest.get(field), int):
                 raise TaskError(f"{self.path / MANIFEST} is damaged: it does not give {field}")
-        self.has_cell_targets = self.c > 1 and "train/cells/ids.npy" in self.manifest["files"]
-        if unlisted := [
-            file for file in task_files(self.has_cell_targets) if file not in self.manifest["files"]
-        ]:
+        c = int(manifest["c"])
+        cell_targets = c > 1 and "train/cells/ids.npy" in manifest["files"]
+        if unlisted := [file for file in task_files(cell_targets) if file not in manifest["files"]]:
             raise TaskError(f"{self.path / MANIFEST} is damaged: it does not list {unlisted[0]}")
-        seen = np.concatenate([np.unique(getattr(self, split).source) for split in SPLITS])
-        values, counts = np.unique(seen, return_counts=True)
+        splits = {name: self._split(name, c, cell_targets) for name in SPLITS}
+        sources = np.concatenate([np.unique(split.source) for split in splits.values()])
+        values, counts = np.unique(sources, return_counts=True)
         if (counts > 1).any():
             raise TaskError(f"{self.path}: source query {values[counts > 1][0]} is in two splits")
+        centroids, assignment = self._load("centroids.npy"), self._load("cells.npy")
+        return Task(
+            self.path,
+            self._vectors("keys.npy", "keys"),
+            partition.Cells(np.asarray(assignment), np.asarray(centroids)),
+            **splits,
+            fingerprint=str(manifest["keys"]),
+            options=manifest["options"],
+            facts={name: manifest.get(name) for name in ("unit_norm", "duplicate_queries")},
+        )
 
     def _load(self, name: str) -> NDArray[Any]:
         try:
@@ -76,80 +69,99 @@ class Task:
         except Exception as problem:  # a damaged header makes numpy raise nearly anything
             raise TaskError(f"{self.path / name} is damaged: {problem}") from None
 
-    def _split(self, name: str) -> Split:
+    def _vectors(self, name: str, role: str) -> Vectors:
+        self._load(name)  # says what is wrong with it
+        return open_vectors(self.path / name, role)
+
+    def _split(self, name: str, c: int, cell_targets: bool) -> Split:
         top_scores, top_ids = self._load(f"{name}/top/scores.npy"), self._load(f"{name}/top/ids.npy")
-        of_cells: tuple[NDArray[Any], NDArray[Any]] = (top_scores[:, :1], top_ids[:, :1])
-        if self.has_cell_targets:
+        width = 1 if c == 1 else 0
+        of_cells: tuple[NDArray[Any], NDArray[Any]] = (top_scores[:, :width], top_ids[:, :width])
+        if cell_targets:
             of_cells = self._load(f"{name}/cells/scores.npy"), self._load(f"{name}/cells/ids.npy")
-        elif self.c > 1:
-            of_cells = top_scores[:, :0], top_ids[:, :0]
-        return Split(
-            self._load(f"{name}/queries.npy"),
-            self._load(f"{name}/source.npy"),
-            top_scores,
-            top_ids,
-            *of_cells,
-        )
+        queries = self._vectors(f"{name}/queries.npy", f"{name} queries")
+        return Split(queries, self._load(f"{name}/source.npy"), top_scores, top_ids, *of_cells)
 
-    @cached_property
-    def keys(self) -> Floats:
-        """float32 [n, d]."""
-        return self._load("keys.npy")
+    def begin(self, plan: dict[str, Any]) -> bool:
+        """Make the directory ready to be begun or continued with this plan; False if the task is finished."""
+        out = self.path
+        if (out / MANIFEST).exists():
+            before = read_json(out / MANIFEST, TaskError).get("options")
+            if before != plan:
+                other = differing(before or {}, plan)
+                raise TaskError(
+                    f"{out} already holds a task made from other inputs or options ({other}); {ADVICE}"
+                )
+            return False
+        if (out / PLAN).exists():
+            if (before := read_json(out / PLAN, TaskError)) != plan:
+                other = differing(before, plan)
+                raise TaskError(
+                    f"{out} holds an unfinished task of other inputs or options ({other}); {ADVICE}"
+                )
+            return True
+        if out.exists() and (not out.is_dir() or any(f.name[0] != "." for f in out.iterdir())):
+            raise TaskError(f"{out} exists and is not a task; {ADVICE}")
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / PLAN, plan)
+        return True
 
-    @cached_property
-    def cells(self) -> partition.Cells:
-        """The partition of the keys."""
-        return partition.Cells(np.asarray(self._load("cells.npy")), np.asarray(self._load("centroids.npy")))
+    def write_keys(self, keys: Vectors) -> Vectors:
+        """Write the keys as float32, or continue to."""
+        size = max(1, (1 << 25) // (4 * keys.d))
+        with RowFiles(self.path, keys.n, {"keys": (np.float32, (keys.d,))}) as files:
+            for start in range(files.done, keys.n, size):
+                files.append({"keys": keys.rows(start, start + size)})
+                files.commit()
+        return open_vectors(self.path / "keys.npy")
 
-    @cached_property
-    def train(self) -> Split:
-        """The queries to learn from, with their noisy copies."""
-        return self._split("train")
+    def query_files(self, split: str, m: int, d: int) -> RowFiles:
+        """Tables "queries" [m, d] and "source" [m] of a split, to be filled row by row."""
+        return RowFiles(self.path / split, m, {"queries": (np.float32, (d,)), "source": (np.int64, ())})
 
-    @cached_property
-    def val(self) -> Split:
-        """The queries to choose by."""
-        return self._split("val")
+    def queries(self, split: str) -> Vectors:
+        """The queries of a split that have been written."""
+        return open_vectors(self.path / split / "queries.npy", f"{split} queries")
 
-    @cached_property
-    def test(self) -> Split:
-        """The queries to report on, once."""
-        return self._split("test")
+    def top(self, split: str) -> Path:
+        """Where the top keys of a split go."""
+        return self.path / split / "top"
 
-    def with_cells(self, cells: partition.Cells) -> "Task":
-        """The same keys, queries and top keys over another partition; without targets for each cell."""
-        other = copy.copy(self)
-        for split in SPLITS:  # as read with the targets of the old cells
-            vars(other).pop(split, None)
-        options = {**self.manifest["options"], "cells": partition.fingerprint_of(cells.assignment)}
-        other.manifest = {**self.manifest, "c": cells.count, "options": options}
-        other.has_cell_targets = False
-        other.cells = cells
-        return other
+    def top_ids(self, split: str) -> NDArray[np.int32]:
+        """The top keys of a split that have been found."""
+        return np.load(self.top(split) / "ids.npy", mmap_mode="r")
 
-    @property
-    def n(self) -> int:
-        """The number of keys."""
-        return int(self.manifest["n"])
+    def cell_targets(self, split: str) -> Path:
+        """Where the top key of every cell goes."""
+        return self.path / split / "cells"
 
-    @property
-    def d(self) -> int:
-        """The dimension."""
-        return int(self.manifest["d"])
+    def read_cells(self) -> partition.Cells | None:
+        """The partition, if it has been written."""
+        if not (self.path / "cells.npy").exists():
+            return None
+        return partition.Cells(np.load(self.path / "cells.npy"), np.load(self.path / "centroids.npy"))
 
-    @property
-    def c(self) -> int:
-        """The number of cells."""
-        return int(self.manifest["c"])
+    def write_cells(self, cells: partition.Cells) -> None:
+        """Write the partition; the assignment goes last."""
+        np.save(self.path / "centroids.npy", cells.centroids)
+        np.save(self.path / "cells.partial.npy", cells.assignment.astype(np.int32))
+        (self.path / "cells.partial.npy").rename(self.path / "cells.npy")
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the keys."""
-        return str(self.manifest["keys"])
+    def finish(self, fields: dict[str, Any], cell_targets: bool) -> Task:
+        """Declare the task finished, and read it."""
+        fields = {"kind": "task", "format": FORMAT, **fields}
+        write_manifest(self.path, MANIFEST, fields, task_files(cell_targets))
+        for leftover in [*self.path.rglob(JOURNAL), self.path / PLAN]:
+            leftover.unlink()
+        return self.read()
 
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{self.manifest['rows'][split]:,} {split}" for split in SPLITS)
-        return f"<Task {self.path}: {self.n:,} keys, d = {self.d}, {self.c:,} cells; queries: {sizes}>"
+
+def load_task(path: "str | Path | Task", verify: bool = False) -> Task:
+    """A task from its directory; a task that is in memory already is returned as it is.
+
+    `verify` checks the SHA-256 of every file; sizes are always checked.
+    """
+    return path if isinstance(path, Task) else TaskStore(path).read(verify)
 
 
 def task_files(cell_targets: bool) -> list[str]:

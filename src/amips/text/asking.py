@@ -21,7 +21,7 @@ from amips import exact
 from amips.errors import AmipsError, BundleError
 from amips.files import read_manifest, write_manifest
 from amips.search import Searcher, load
-from amips.search.expected import Routed
+from amips.search.estimate import RoutingEstimate
 from amips.search.inputs import checked_k
 from amips.text.embedding import Embedded
 from amips.text.encoders import Encoder, open_encoder
@@ -130,13 +130,13 @@ class Asker:
     def compare(self, question: str, k: int = 5) -> list[Effort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
         x = self._encoded(question)
-        plain, keys = Searcher(self.index.engine, None), getattr(self.index.engine, "keys", None)
+        plain, keys = Searcher(self.index.store, None), getattr(self.index.store, "keys", None)
         # Codes find candidates only; the true best keys are found among the keys themselves.
         found = plain.search(x, k, plain.c) if keys is None else exact.top_k(keys, x, min(k, self.index.n))
         best = found[1][0][found[1][0] >= 0]
         efforts = [_effort(plain, x, best)]
         if self.index.model is not None:
-            efforts.append(_effort(Searcher(self.index.engine, self.index.model), x, best))
+            efforts.append(_effort(Searcher(self.index.store, self.index.model), x, best))
         return efforts
 
     def _encoded(self, question: str) -> Floats:
@@ -146,7 +146,7 @@ class Asker:
 
 
 def _effort(searcher: Searcher, x: Floats, best: NDArray[np.integer[Any]]) -> Effort:
-    engine = searcher.engine
-    seen = Routed.by(searcher.router, x, best[None], engine.assignment, engine.sizes, second=engine.second)
+    engine = searcher.store
+    seen = RoutingEstimate.by(searcher.router, x, best[None], engine.assignment, engine.sizes, second=engine.second)
     probes = seen.probes_for(1.0) if best.size else 1
-    return Effort(searcher.router.name, probes, int(seen.by_probes(probes).scanned[0]))
+    return Effort(searcher.router.name, probes, int(seen.at_probes(probes).scanned[0]))

@@ -6,6 +6,6 @@ float32 rows and nothing larger than the block asked for is ever converted or co
 
 from amips.vectors.checks import Facts, first_equal, inspect, row_norms
 from amips.vectors.formats import open_vectors
-from amips.vectors.table import Floats, Vectors
+from amips.vectors.vectors import Floats, Vectors
 
 __all__ = ["Facts", "Floats", "Vectors", "first_equal", "inspect", "open_vectors", "row_norms"]

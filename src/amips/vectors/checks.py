@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import VectorError
-from amips.vectors.table import BLOCK_BYTES, Floats, Vectors
+from amips.vectors.vectors import BLOCK_BYTES, Floats, Vectors
 
 # Rows whose norms differ from 1 by less than this count as unit-norm: float16 storage rounds by ~5e-4.
 UNIT_TOLERANCE = 2e-3

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import VectorError
-from amips.vectors.table import Vectors
+from amips.vectors.vectors import Vectors
 
 Read = Callable[[int, int], NDArray[Any]]
 

@@ -1,0 +1,249 @@
+"""What the studies of training share: networks of one key (c = 1) that are trained once, what they logged,
+and their errors on every test query.
+
+A network is known by its kind, size and depth, and by what its training differs in from the scale's: the
+same is found by every study that asks for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips import exact
+from amips.bench.derive import Bootstrap
+from amips.bench.facts import read_log
+from paper.workspace import Workspace
+from amips.bench.summary import Table
+from amips.nets import Recipe
+from amips.metrics import transport_error
+from amips.nets import SIZES, KeyNet, Model, SupportNet
+from amips.task import Split, Task
+
+Doubles = NDArray[np.float64]
+
+KINDS = {"KeyNet": KeyNet, "SupportNet": SupportNet}
+BLOCK_FLOATS = 1 << 22
+EVALUATIONS = 10  # in a run of the scale's budget
+LOWER_IS_BETTER = ("erel", "score", "key")
+# Errors of networks that were trained with one seed: what is sure is so for these networks.
+ONE_SEED = (
+    "Intervals are 95 %, over the test queries, the same draws for both sides. Each network was trained "
+    "once: another seed may give another order where the differences are small."
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network of one key after its training."""
+
+    kind: str
+    size: str
+    depth: int
+    task: Task
+    directory: Path
+    model: Model
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables and charts."""
+        return f"{self.kind} {self.size}, L = {self.depth}"
+
+    @property
+    def samples(self) -> int:
+        """How many samples it was trained on."""
+        return int(self.model.about["samples"])
+
+    @cached_property
+    def rows(self) -> dict[str, Doubles]:
+        """Its errors on each test query."""
+        return per_row(self.model, self.task, self.task.test)
+
+    def mean(self, metric: str) -> float:
+        """Of the test queries."""
+        return float(self.rows[metric].mean())
+
+    @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        """What was logged during its training, on val."""
+        return read_log(self.directory)
+
+    def curve(self, metric: str) -> tuple[list[float], list[float]]:
+        """Samples and a metric on val, or ("loss") the training loss since the evaluation before."""
+        values = [entry["train"]["loss"] if metric == "loss" else entry["val"][metric] for entry in self.log]
+        return [float(entry["samples"]) for entry in self.log], [float(value) for value in values]
+
+    def described(self) -> dict[str, Any]:
+        """Plain values for a summary."""
+        samples, erel = self.curve("erel")
+        return {
+            "kind": self.kind,
+            "size": self.size,
+            "depth": self.depth,
+            "parameters": self.model.architecture.parameters,
+            "samples": self.samples,
+            "seconds": float(self.model.about["seconds"]),
+            "test": {metric: self.mean(metric) for metric in self.rows},
+            "val": {metric: float(self.model.about["val"][metric]) for metric in ("erel", "mrr")},
+            "curve": {"samples": samples, "erel": erel, "loss": self.curve("loss")[1]},
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean over queries of one network minus that of another, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return self.low > 0 or self.high < 0
+
+    def text(self) -> str:
+        """With its interval."""
+        return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+
+def task_facts(task: Task) -> list[tuple[str, str]]:
+    """What a study of mappers was run on."""
+    return [
+        ("keys", f"{task.n:,} of dimension {task.d}"),
+        ("training rows", f"{len(task.train):,}, noisy copies included"),
+        ("test queries", f"{len(task.test):,}"),
+    ]
+
+
+def base_depth(workspace: Workspace) -> int:
+    """The depth of networks where a study does not vary it."""
+    return 2 if workspace.scale.name == "smoke" else 4
+
+
+def paper_depth(workspace: Workspace) -> int:
+    """Where the paper has one depth, 16: that, if the scale allows."""
+    return 16 if workspace.scale.name == "full" else base_depth(workspace)
+
+
+def depths(workspace: Workspace) -> tuple[int, ...]:
+    """The depths of a study that varies them; those of the paper at full."""
+    return {"smoke": (2, 4), "small": (2, 4, 8)}.get(workspace.scale.name, (4, 8, 16))
+
+
+def sizes(workspace: Workspace) -> tuple[str, ...]:
+    """The sizes of a study that compares them: two at least."""
+    return workspace.scale.sizes if len(workspace.scale.sizes) > 1 else ("XS", "S")
+
+
+def trained(
+    workspace: Workspace,
+    task: Task,
+    kind: str,
+    size: str,
+    depth: int | None = None,
+    recipe: Recipe | None = None,
+    share: float = 1.0,
+    tag: str = "",
+) -> Trained:
+    """A KeyNet or SupportNet, trained on a task of one cell, or found there.
+
+    Args:
+        recipe, share: as for `Workspace.model`; where they are not the scale's, `tag` tells the run from others.
+    """
+    depth = base_depth(workspace) if depth is None else depth
+    parts = [kind, size, *([str(depth)] if depth != base_depth(workspace) else []), *([tag] if tag else [])]
+    name = "-".join(parts).lower()
+    # As many evaluations a minute whatever the share, because they count as training time.
+    evaluations = max(1, round(EVALUATIONS * share))
+    model = workspace.model(task, KINDS[kind](size=size, depth=depth), name, recipe, share, evaluations)
+    return Trained(kind, size, depth, task, workspace.run_directory(name, task), model)
+
+
+def grid(workspace: Workspace, task: Task, kinds: Sequence[str]) -> list[Trained]:
+    """Networks of these kinds in every size and depth of the scale."""
+    return [trained(workspace, task, k, size, depth) for k in kinds for size in sizes(workspace) for depth in depths(workspace)]
+
+
+def per_row(net: Model, task: Task, split: Split) -> dict[str, Doubles]:
+    """The metrics of `amips.learn.evaluate` (c = 1), one value for each row instead of their means."""
+    top = np.asarray(split.top_ids[:, 0])
+    points = np.empty((len(split), task.d), np.float32)
+    score, key, erel = (np.empty(len(split)) for _ in range(3))
+    step = max(1, BLOCK_FLOATS // (net.architecture.floats + task.d))
+    for low in range(0, len(split), step):
+        rows = slice(low, low + step)
+        x, targets = np.asarray(split.queries[rows]), task.keys[top[rows]]
+        points[rows] = net.keys(x)[:, 0]
+        score[rows] = np.square(net.scores(x) - np.asarray(split.cell_scores[rows]))[:, 0]
+        key[rows] = np.square(points[rows] - targets).sum(axis=1)
+        erel[rows] = transport_error(points[rows], x, targets)
+    ranks = exact.ranks(task.keys, points, top)
+    found = {"match": ranks == 1, "recall@10": ranks <= 10, "recall@100": ranks <= 100, "mrr": 1.0 / ranks}
+    values = {name: value.astype(np.float64) for name, value in found.items()}
+    return {"score": score, "key": key, "erel": erel, **values}
+
+
+def difference(one: Trained, other: Trained, metric: str, bootstrap: Bootstrap) -> Difference:
+    """The metric of `one` minus that of `other` on the same test queries."""
+    gain = one.rows[metric] - other.rows[metric]
+    low, high = np.quantile(bootstrap.weights @ gain, (0.025, 0.975))
+    return Difference(float(gain.mean()), float(low), float(high))
+
+
+def draws(task: Task) -> Bootstrap:
+    """Resampled test queries."""
+    return Bootstrap(np.asarray(task.test.source))
+
+
+def better(first: Difference, metric: str) -> bool:
+    """Whether a difference speaks for the one that comes first."""
+    return first.value < 0 if metric in LOWER_IS_BETTER else first.value > 0
+
+
+def pairs(found: Sequence[Trained], by: str) -> list[tuple[Trained, Trained]]:
+    """Networks that differ in `by` ("size" or "depth") alone, neighbours in it, the smaller one first."""
+    other = "depth" if by == "size" else "size"
+    groups: dict[tuple[str, Any], list[Trained]] = {}
+    for one in found:
+        groups.setdefault((one.kind, getattr(one, other)), []).append(one)
+
+    def rank(one: Trained) -> float:
+        return SIZES[one.size] if by == "size" else one.depth
+
+    return [pair for group in groups.values() for pair in pairwise(sorted(group, key=rank))]
+
+
+def counted(found: Sequence[tuple[Trained, Trained]], metric: str, bootstrap: Bootstrap) -> tuple[int, int]:
+    """In how many pairs the second network is better than the first, and in how many surely."""
+    gains = [difference(second, first, metric, bootstrap) for first, second in found]
+    wins = [gain for gain in gains if better(gain, metric)]
+    return len(wins), sum(gain.sure for gain in wins)
+
+
+def compared(held: bool, claim: str) -> str:
+    """How a sentence ends that tests a claim of the paper."""
+    return f"as in the paper ({claim})" if held else f"not reproduced (the paper: {claim})"
+
+
+def in_millions(found: Sequence[Trained]) -> str:
+    """The samples of these networks, from the fewest to the most, in words."""
+    least, most = (pick(one.samples for one in found) / 1e6 for pick in (min, max))
+    return f"{least:.3g} million samples" if least == most else f"{least:.3g} to {most:.3g} million samples"
+
+
+def errors_table(title: str, found: Sequence[Trained], note: str) -> Table:
+    """What networks achieve on the test queries."""
+    rows = []
+    for one in found:
+        erel = one.mean("erel")
+        errors = [f"{erel:.3f}", f"{np.exp(erel):.3f}", f"{one.mean('mrr'):.3f}", f"{one.mean('match'):.3f}"]
+        share = one.model.architecture.parameters / (one.task.n * one.task.d)
+        rows.append([one.name, f"{share:.1%}", f"{one.samples / 1e6:.3g}", *errors])
+    head = ["network", "parameters / (n d)", "million samples", "erel", "exp(erel)", "MRR", "match rate"]
+    return Table(title, head, rows, note)

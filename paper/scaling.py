@@ -1,0 +1,258 @@
+"""How everything grows with the number of keys n: labelling, training, the cost of a recall, memory.
+
+Each n is a workspace of its own: n keys drawn at random, the same queries, the scale's settings. Where the data
+have too few keys, mixtures of these make up for them at every n, or the fit would be over two kinds of keys;
+the keys of the data alone are then measured, too, and stand beside it.
+"""
+
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from amips import exact
+from amips.bench.derive import Axis, Family, on_test
+from amips.bench.machine import describe, in_turns
+from amips.bench.results import Run
+from paper.mixtures import generated
+from paper.workspace import Workspace
+from paper.mappers import Trained, trained
+from paper.scaling_summary import (
+    LEVEL,
+    LINEAR,
+    MEASURES,
+    METRIC,
+    ORIGINAL,
+    WAYS,
+    by_n_table,
+    growth_chart,
+    growth_of,
+    growth_table,
+    sentences,
+)
+from paper.search_runs import bench_of, lead, none_if_nan, recall_at, run_systems
+from amips.bench.summary import Summary
+from amips.bench.systems import OWN, System, sweep
+from amips.cells import STRENGTH
+from amips.lean import RANK_FRACTION, reduced_dimension
+from amips.search.spill import SPILL
+from amips.task import Task
+from amips.vectors import open_vectors
+
+KEYS = (10_000, 31_623, 100_000, 316_228, 1_000_000, 2_000_000)
+STEPS = (0.1, 10**-0.5, 1.0)  # of the keys there are, at the scale "smoke"
+QUERIES = 20_000  # for training unless the scale has no limit: labelling 2 million keys for more takes hours
+HELD = 1000
+FACTORS = (2.0, 4.0, 8.0)  # cells, in units of sqrt(n); queries are mapped over all but the first,
+OWN_FACTOR = 4.0  # ... and amips has these
+# K-means as FAISS does it for an inverted file, on the points it asks for; ladders of budgets end in time.
+BENCH = {"iterations": 10, "points": 39, "most_keys": 50_000}
+LABELLED = 1024  # queries whose labelling is timed
+LINEAR_SHARE = 1 / 3  # of the scale's budget, for each linear router
+
+
+def ladder(scale: str, n: int) -> list[int]:
+    """The numbers of keys of a scale, where the data have n."""
+    return sorted({max(2, round(step * n)) for step in STEPS}) if scale == "smoke" else list(KEYS)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was made of n keys."""
+
+    n: int
+    task: Task
+    network: Trained
+    linear: list[int]  # samples of the linear routers
+    families: dict[str, Family]
+    cells: int  # of the largest index,
+    own_bytes: int  # ... and the bytes of amips's index and router
+    cheapest: int | None  # cells of the index that x searches most cheaply at the recall that is told
+
+    def cost_at_level(self, name: str, axis: Axis = "flops") -> float:
+        """What the recall that is told costs; nan if it is not reached."""
+        return self.families[name].cost_at(axis, METRIC, LEVEL)
+
+
+def run(workspace: Workspace) -> Summary:
+    """Label, train and search at every n."""
+    everything = _own_workspace(workspace, workspace.data, None, "data")
+    ns = ladder(workspace.scale.name, workspace.keys.n)
+    of_text = max(ns) <= everything.keys.n
+    data = workspace.data if of_text else generated(everything, max(ns))
+    steps = [_measure(_own_workspace(workspace, data, n, f"n-{n}")) for n in ns]
+    control = None if of_text else _measure(everything)
+    values = figures(steps, control, workspace.scale.rounds)
+    return Summary(
+        name="scaling",
+        title="How everything grows with the number of keys",
+        verdict=sentences(values),
+        tables=[growth_table(values), by_n_table(values)],
+        charts=[growth_chart(values)],
+        facts=[
+            ("keys", ", ".join(f"{n:,}" for n in ns) + f" of dimension {workspace.keys.d}"),
+            ("which keys", f"{everything.keys.n:,} of the data" + ("" if of_text else ", and mixtures")),
+            ("training rows", f"{len(steps[-1].task.train):,}, noisy copies included"),
+            ("test queries", f"{len(steps[-1].task.test):,}"),
+        ],
+        method=[
+            f"Labelling: exact top 10 of {values['labelled']:,} queries, the numbers of keys in turns, "
+            f"median of {workspace.scale.rounds}. Training: KeyNet XS (1 % of n d parameters, so it grows with n) "
+            f"for {workspace.scale.budget} at every n; seconds a million samples. Evaluations, each a scan of all "
+            "keys, are part of the budget: at the largest n they take most of it, and the network there has "
+            "seen few samples.",
+            "Search: with x over indexes of 2, 4 and 8 sqrt(n) cells; mapped, routed by KeyNet XS and by "
+            "linear routers (a third of the budget each) over those of 4 and 8 sqrt(n). amips: 4 sqrt(n) "
+            "query-aware cells, half of the keys in a second one, a linear router of low rank (a third of "
+            "the budget), as many probes as each query needs. Equal cost: the FLOPs at which x reaches "
+            f"{METRIC} = {LEVEL:.2f}. Cells are made as FAISS makes them for an inverted file (10 "
+            "iterations) on 39 keys a cell. Contenders scan at most a fifth of the keys, and 50,000. "
+            "Where x is best with the most cells that were tried, still more might be better, for x and for "
+            "amips, which has one number of cells. The queries are the same at every n: the more keys there "
+            "are, the fewer of them were ever asked for.",
+            "Memory: by how much a fresh process grew at most while labelling, its file pages included; of "
+            "the index with 8 sqrt(n) cells, of amips's with its router, and of the network, the bytes of "
+            "their arrays. A fit of few points is a description of these, not a law.",
+        ],
+        command=f"amips study scaling --data DATA --scale {workspace.scale.name} --out OUT",
+        machine=describe(),
+        values=values,
+    )
+
+
+def _own_workspace(workspace: Workspace, data: Path, n: int | None, name: str) -> Workspace:
+    """A workspace of n keys of `data`, all if None, and no more queries than can be labelled."""
+    scale = workspace.scale
+    queries = None if scale.queries is None else min(scale.queries, QUERIES)
+    own = replace(scale, keys=n, queries=queries, held=min(scale.held, HELD))
+    return Workspace(data, own, workspace.out / "scaling" / name, workspace.seed, workspace.progress)
+
+
+def _measure(workspace: Workspace) -> Step:
+    task = workspace.mapping_task()
+    network = trained(workspace, task, "KeyNet", "XS")
+    bench, directory = bench_of(workspace, task, "search", **BENCH), str(network.directory)
+    few, *more = sweep(task.n, FACTORS)
+    more = more or [few]  # of very few keys
+
+    def answered(split: Task, systems: list[System]) -> list[Run]:
+        return run_systems(workspace, split, "search", systems, None, times=False, **BENCH)[1]
+
+    runs = answered(task, [System(cells=few)])
+    linear = []
+    for count in more:
+        split = task.with_cells(bench.cells(count))
+        linear.append(int(workspace.linear(split, LINEAR_SHARE).about["samples"]))
+        systems = [
+            System(cells=count),
+            System(cells=count, router=directory, route="drop-in", label="KeyNet XS"),
+            System(cells=count, router=directory, label="KeyNet XS"),
+            System(cells=count, router=str(workspace.linear_directory(split)), label=LINEAR),
+        ]
+        runs += answered(split, systems)
+    count, rank = max(2, round(OWN_FACTOR * math.sqrt(task.n))), reduced_dimension(task.d, RANK_FRACTION)
+    split = task.with_cells(bench.cells(count, STRENGTH))
+    router = workspace.linear(split, LINEAR_SHARE, rank)
+    how: dict[str, Any] = {"aware": STRENGTH, "spill": SPILL, "stop": "share", "label": OWN}
+    own = System(cells=count, router=str(workspace.linear_directory(split, rank)), **how)
+    runs += answered(split, [own])
+    families = {family.name: family for family in on_test(runs, task)}
+    own_bytes = _index_bytes(task, count, 1 + SPILL) + sum(w.nbytes for w in router.weights.values())
+    return Step(task.n, task, network, linear, families, more[-1], own_bytes, _cheapest(runs, task))
+
+
+def _index_bytes(task: Task, cells: int, copies: float = 1.0) -> int:
+    """Keys and an id of 8 bytes for each, in so many cells on average, and centroids."""
+    return round(copies * task.n) * (4 * task.d + 8) + 4 * cells * task.d
+
+
+def _cheapest(runs: list[Run], task: Task) -> int | None:
+    """At how many cells x needs the fewest FLOPs for the recall that is told; None if none has it."""
+    costs = {}
+    for count in sweep(task.n, FACTORS):
+        (family,) = on_test([r for r in runs if r.system == System(cells=count)], task)
+        costs[count] = family.cost_at("flops", METRIC, LEVEL)
+    known = {count: cost for count, cost in costs.items() if not math.isnan(cost)}
+    return min(known, key=lambda count: known[count]) if known else None
+
+
+def _labelling_seconds(steps: list[Step], rounds: int) -> list[float]:
+    """Of the same queries at every n, in turns."""
+    x = np.asarray(steps[0].task.train.queries[:LABELLED])
+
+    def work(step: Step) -> Any:
+        keys = step.task.key_vectors
+        return lambda: exact.top_k(keys, x, 10)
+
+    times = in_turns([{str(i): work(step) for i, step in enumerate(steps)}], rounds)
+    return [median(times[str(i)]) for i in range(len(steps))]
+
+
+LABELLING = """
+import sys
+import numpy as np
+from amips import exact
+from amips.bench.machine import peak_memory
+from amips.vectors import open_vectors
+keys, x = open_vectors(sys.argv[1]), np.load(sys.argv[2])[:int(sys.argv[3])]
+exact.top_k(keys, x[:1], 10)  # what is loaded once is not of any n
+print(peak_memory(lambda: exact.top_k(keys, x, 10)))
+"""
+
+
+def _labelling_memory(task: Task) -> int | None:
+    """By how much a process that does nothing else grows while it labels; None if that is unknown."""
+    files = [str(task.path / "keys.npy"), str(task.path / "train" / "queries.npy")]
+    command = [sys.executable, "-c", LABELLING, *files, str(LABELLED)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    told = done.stdout.strip()
+    return int(told) if done.returncode == 0 and told.isdigit() else None
+
+
+def figures(steps: list[Step], control: Step | None, rounds: int) -> dict[str, Any]:
+    """Everything that is told, by n; `control` is of the data's own keys where others are generated."""
+    measured = steps if control is None else [*steps, control]
+    seconds = _labelling_seconds(measured, rounds)
+    rows = [_row(step, taken) for step, taken in zip(measured, seconds, strict=True)]
+    beside = None if control is None else rows.pop()
+    ns = [row["n"] for row in rows]
+    grows = {}
+    for what, pick in MEASURES.items():
+        found = growth_of(ns, [math.nan if (value := pick(row)) is None else float(value) for row in rows])
+        grows[what] = None if found is None else vars(found)
+    labelled = min(LABELLED, len(steps[0].task.train))
+    return {"rows": rows, "control": beside, "growth": grows, "labelled": labelled}
+
+
+def _row(step: Step, seconds: float) -> dict[str, Any]:
+    """What is told of one number of keys."""
+    about, base = step.network.model.about, step.families[ORIGINAL]
+    cost = step.cost_at_level(ORIGINAL)
+    return {
+        "n": step.n,
+        "labelling seconds": seconds,
+        "labelling memory": _labelling_memory(step.task),
+        "training seconds": 1e6 * float(about["seconds"]) / step.network.samples,
+        "samples": step.network.samples,
+        "linear samples": step.linear,
+        "erel": step.network.mean("erel"),
+        "mrr": step.network.mean("mrr"),
+        "network bytes": 4 * step.network.model.architecture.parameters,
+        "index bytes": _index_bytes(step.task, step.cells),
+        "own bytes": step.own_bytes,
+        "cells of x": step.cheapest,
+        "flops": {name: none_if_nan(step.cost_at_level(name)) for name in WAYS},
+        "scanned": {name: none_if_nan(step.cost_at_level(name, "scanned")) for name in WAYS},
+        "recall": {name: none_if_nan(recall_at(step.families[name], "flops", METRIC, cost)) for name in WAYS},
+        "lead": {
+            name: none_if_nan(lead(base, step.families[name], "flops", METRIC))
+            for name in WAYS
+            if name != ORIGINAL
+        },
+        "full scan": 2 * step.n * step.task.d,
+    }

@@ -1,0 +1,228 @@
+"""What the study of scaling says: growth as powers of n, tables, a chart, sentences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from amips.bench.derive import Metric
+from paper.mappers import compared
+from paper.search_runs import CLEARLY, shown
+from amips.bench.summary import Chart, Panel, Series, Table
+from amips.bench.systems import OWN
+from amips.bench.verdict import SMALL
+
+METRIC: Metric = "recall@0.1%"
+LEVEL = 0.9
+ORIGINAL, DROP_IN, ROUTED, LINEAR = "centroid", "KeyNet XS, drop-in", "KeyNet XS", "linear"
+WAYS = {
+    ORIGINAL: "x",
+    DROP_IN: "mapped (drop-in)",
+    ROUTED: "routed by KeyNet XS",
+    LINEAR: "routed linearly",
+    OWN: "amips",
+}
+PAPER = (
+    "The paper (BioASQ, 15M keys; figures, no table): mapped queries dominate in the middle of the budgets "
+    "as they do with fewer keys, and the gap to the original query does not collapse; recall curves lie "
+    "lower."
+)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """y = factor n^exponent, and the largest relative distance of a point from it."""
+
+    factor: float
+    exponent: float
+    off: float
+
+
+def growth_of(n: Sequence[float], y: Sequence[float]) -> Growth | None:
+    """Least squares of log y over log n; None unless there are two points above 0."""
+    known = [(a, b) for a, b in zip(n, y, strict=True) if b > 0 and math.isfinite(b)]
+    if len({a for a, _ in known}) < 2:
+        return None
+    logs = np.log(np.array(known, np.float64))
+    exponent, constant = np.polyfit(logs[:, 0], logs[:, 1], 1)
+    off = np.exp(np.abs(logs[:, 1] - exponent * logs[:, 0] - constant)).max() - 1
+    return Growth(float(np.exp(constant)), float(exponent), float(off))
+
+
+def _fewer(row: dict[str, Any], name: str) -> float | None:
+    """How many times fewer FLOPs than x a way needs at the recall that is told."""
+    theirs, own = row["flops"][ORIGINAL], row["flops"][name]
+    return None if theirs is None or own is None else theirs / own
+
+
+MEASURES: dict[str, Any] = {
+    "labelling, seconds": lambda row: row["labelling seconds"],
+    "labelling, memory": lambda row: row["labelling memory"],
+    "training, seconds a million samples": lambda row: row["training seconds"],
+    "network, bytes": lambda row: row["network bytes"],
+    "index, bytes": lambda row: row["index bytes"],
+    "index of amips, bytes": lambda row: row["own bytes"],
+    **{
+        f"FLOPs at {METRIC} = {LEVEL}, {way}": (lambda row, name=name: row["flops"][name])
+        for name, way in WAYS.items()
+    },
+    **{
+        f"keys scanned at {METRIC} = {LEVEL}, {way}": (lambda row, name=name: row["scanned"][name])
+        for name, way in WAYS.items()
+    },
+}
+MEMORY = ("labelling, memory", "index, bytes", "index of amips, bytes", "network, bytes")
+
+
+def _megabytes(value: int | None) -> str:
+    return "-" if value is None else f"{value / 1e6:,.1f}"
+
+
+def growth_table(values: dict[str, Any]) -> Table:
+    """The exponents."""
+    rows = []
+    last = values["rows"][-1]
+    for what, pick in MEASURES.items():
+        found = values["growth"][what]
+        exponent = "-" if found is None else f"{found['exponent']:.2f}"
+        off = "-" if found is None else f"{found['off']:.0%}"
+        rows.append([what, exponent, off, shown(pick(last))])
+    head = ["what", "grows as n to the power", "points off the fit by at most", f"at n = {last['n']:,}"]
+    note = "A dash where fewer than two numbers of keys gave a value: not reached, or not measured."
+    return Table("Growth", head, rows, note)
+
+
+def by_n_table(values: dict[str, Any]) -> Table:
+    """A line for each number of keys."""
+    rows = []
+    control = values["control"]
+    for row in [*values["rows"], *([] if control is None else [control])]:
+        found = [shown(row["recall"][name], ".3f") for name in WAYS]
+        rows.append(
+            [
+                f"{row['n']:,}" + (", of the data alone" if row is control else ""),
+                f"{row['labelling seconds']:.3g} ({_megabytes(row['labelling memory'])})",
+                f"{row['training seconds']:.3g}",
+                f"{row['samples'] / 1e6:.3g}",
+                f"{row['erel']:.3f}",
+                f"{row['mrr']:.3f}",
+                shown(None if (cost := row["flops"][ORIGINAL]) is None else cost / row["full scan"], ".2%"),
+                shown(row["cells of x"], ","),
+                " / ".join(found),
+                " / ".join(shown(_fewer(row, name), ".2f") for name in (ROUTED, LINEAR, OWN)),
+                shown(row["lead"][DROP_IN], "+.3f"),
+                " / ".join(_megabytes(row[what]) for what in ("index bytes", "own bytes", "network bytes")),
+            ]
+        )
+    head = [
+        "keys",
+        f"labelling {values['labelled']:,} queries, s (MB)",
+        "training, s a million samples",
+        "million samples",
+        "erel",
+        "MRR",
+        f"FLOPs of x at {LEVEL:.2f}, of a full scan",
+        "with so many cells",
+        f"{METRIC} at that cost: " + " / ".join(WAYS.values()),
+        f"times fewer FLOPs than x at {LEVEL:.2f}: " + " / ".join(WAYS[n] for n in (ROUTED, LINEAR, OWN)),
+        "largest lead of mapped",
+        "index / amips's index / network, MB",
+    ]
+    return Table("At every number of keys", head, rows, PAPER)
+
+
+def growth_chart(values: dict[str, Any]) -> Chart:
+    """Time, cost and memory over n."""
+    ns = [float(row["n"]) for row in values["rows"]]
+
+    def line(name: str, what: str, unit: float = 1.0) -> Series:
+        found = [MEASURES[what](row) for row in values["rows"]]
+        known = [(n, unit * value) for n, value in zip(ns, found, strict=True) if value is not None]
+        group: Any = "baseline" if name == WAYS[ORIGINAL] else "contender"
+        return Series(name, [n for n, _ in known], [value for _, value in known], group=group)
+
+    labelled = f"labelling {values['labelled']:,} queries"
+    lines = [
+        (
+            "time",
+            "seconds",
+            [
+                line(labelled, "labelling, seconds"),
+                line("training, a million samples", "training, seconds a million samples"),
+            ],
+        ),
+        (
+            "cost",
+            f"FLOPs at {METRIC} = {LEVEL}",
+            [line(way, f"FLOPs at {METRIC} = {LEVEL}, {way}") for way in WAYS.values()],
+        ),
+        (
+            "memory",
+            "MB",
+            [line(name, name, 1e-6) for name in MEMORY],
+        ),
+    ]
+    panels = [
+        Panel(title, "keys", label, [one for one in series if one.x], log_x=True, log_y=True)
+        for title, label, series in lines
+    ]
+    return Chart("scaling", "Growth with the number of keys", panels, "Straight lines are powers of n.")
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} times fewer" if ratio >= 1 else f"{1 / ratio:.2f} times more"
+
+
+def sentences(values: dict[str, Any]) -> list[str]:
+    """What grows how, what learning is worth on the way, and what the paper says of it."""
+    rows, grows, control = values["rows"], values["growth"], values["control"]
+    first, last = rows[0], rows[-1]
+
+    def power(what: str) -> str:
+        return "an unknown power of n" if grows[what] is None else f"n^{grows[what]['exponent']:.2f}"
+
+    among = "" if control is None else " (generated ones among them)"
+    said = [
+        f"From {first['n']:,} to {last['n']:,} keys{among}, "
+        f"labelling a query grows as {power('labelling, seconds')}, training KeyNet XS on a sample as "
+        f"{power('training, seconds a million samples')}, the memory of the index as "
+        f"{power('index, bytes')}."
+    ]
+    costs = {name: f"FLOPs at {METRIC} = {LEVEL}, {way}" for name, way in WAYS.items()}
+    parts = [
+        f"{WAYS[name]} {power(what)}" if grows[what] is not None else f"{WAYS[name]} does not reach it"
+        for name, what in costs.items()
+    ]
+    said.append(f"FLOPs for {METRIC} = {LEVEL:.2f} grow with the number of keys: {', '.join(parts)}.")
+    for name in (OWN, LINEAR, ROUTED):
+        before, after = _fewer(first, name), _fewer(last, name)
+        if before is not None and after is not None:
+            trend = "grows" if after > before else "shrinks"
+            if abs(after / before - 1) <= SMALL:
+                trend = "stays about the same"
+            said.append(
+                f"Against x, {WAYS[name]} needs {_times(before)} FLOPs at {first['n']:,} keys and "
+                f"{_times(after)} at {last['n']:,}: with n, what it is worth {trend}."
+            )
+    if control is not None and (of_data := _fewer(control, OWN)) is not None:
+        (near, worth) = min(
+            ((row["n"], worth) for row in rows if (worth := _fewer(row, OWN)) is not None),
+            key=lambda found: abs(math.log(found[0] / control["n"])),
+            default=(0, None),
+        )
+        if worth is not None:
+            said.append(
+                f"Of the {control['n']:,} keys of the data alone, amips needs {_times(of_data)} FLOPs than "
+                f"x; of {near:,} keys with generated ones among them, {_times(worth)}."
+            )
+    leads = [(row["n"], row["lead"][DROP_IN]) for row in rows]
+    known = [(n, value) for n, value in leads if value is not None]
+    told = ", ".join(f"{100 * value:+.1f} points at {n:,}" for n, value in known) or "nowhere comparable"
+    held = len(known) == len(leads) and all(value > CLEARLY for _, value in known)
+    said.append(
+        f"The mapped query's largest lead over x at equal FLOPs, in {METRIC}: {told}: "
+        f"{compared(held, 'mapped queries stay ahead in the middle of the budgets as n grows')}."
+    )
+    return said

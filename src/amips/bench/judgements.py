@@ -1,0 +1,84 @@
+"""What a speed-up costs in relevance: exact, centroid and learned search against what people judged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from amips.bench.derive import Family
+from amips.bench.relevance import DEPTH, MEASURES, Qrels, Relevance, difference, measure
+from amips.bench.runner import Bench
+from amips.bench.searchers import spent
+from amips.bench.results import Store
+from amips.bench.summary import Table
+from amips.bench.systems import System
+from amips.errors import AmipsError
+from amips.task import Task
+
+FOLDER = "relevance"
+TARGET = 0.95  # recall@10 at which systems are compared
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """Judgements, and the ids of the queries (as they were labelled) and of the keys that they speak of."""
+
+    qrels: Qrels
+    query_ids: Sequence[str]
+    key_ids: Sequence[str]
+
+    def check(self, task: Task) -> None:
+        """Refuse ids of another task."""
+        if len(self.key_ids) != task.n:
+            raise AmipsError(f"the judgements come with {len(self.key_ids):,} keys, the task has {task.n:,}")
+        last = max(int(np.max(split.source, initial=-1)) for split in (task.val, task.test))
+        if last >= len(self.query_ids):
+            raise AmipsError(
+                f"the judgements come with {len(self.query_ids):,} queries, the task was made of more"
+            )
+        names = [self.query_ids[int(row)] for row in task.test.source]
+        if not any(name in self.qrels for name in names):
+            raise AmipsError(
+                "none of the test queries is judged: label with --split, the judged queries as test"
+            )
+
+
+def relevance_table(running: Bench, tested: list[Family], chosen: str | None, given: Judgements) -> Table:
+    """nDCG@10 and recall@100 of exact search, and of the best centroid and the chosen learned search.
+
+    The latter two are run where they reach recall@10 = 0.95 at the fewest FLOPs. Their raw answers, 100 to
+    a query, are stored beside those of the bench.
+    """
+    task, seed = running.task, running.settings.seed
+    about = {"kind": "results", "keys": task.fingerprint, "k": DEPTH, "seed": seed}
+    store = Store(running.store.path / FOLDER, about)
+    deeper = Bench(task, store, replace(running.settings, k=DEPTH), work=running.work)
+    held, names = len(task.val), [given.query_ids[int(row)] for row in task.test.source]
+    points: list[tuple[str, System, int]] = [("exact", System(engine="flat"), 1)]
+    for family in tested:
+        at = family.nearest("flops", "recall@10", TARGET)
+        if at is not None and (family.role == "baseline" or family.name == chosen):
+            points.append((family.name, at.run.system, at.run.budget))
+    rows: list[list[str]] = []
+    exact: Relevance | None = None
+    for name, system, budget in points:
+        deeper.answer(system, [budget])
+        run = store.get(system, budget)
+        found = measure(given.qrels, names, given.key_ids, run.ids[held:], run.scores[held:])
+        exact = exact or found
+        apart = difference(found, exact, seed=seed)
+        cells = []
+        for measured in MEASURES:
+            text = f"{found.means[measured]:.4f}"
+            if found is not exact:
+                d = apart[measured]
+                text += f" ({d.value:+.4f}, {d.low:+.4f} to {d.high:+.4f})"
+            cells.append(text)
+        where = "-" if system.engine == "flat" else f"{system.cells:,} cells, {spent(system, budget)}"
+        rows.append([name, where, *cells])
+    assert exact is not None
+    note = (
+        f"On {len(exact.queries):,} judged test queries, each at recall@10 = {TARGET} against exact search. "
+        "In brackets the difference from exact search and its 95 % interval over queries."
+    )
+    return Table("Relevance, as people judged it", ["search", "at", *MEASURES], rows, note)

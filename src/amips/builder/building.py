@@ -1,0 +1,103 @@
+"""`build`: from a task and a model, or a design, to an index with measured operating points."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from amips.builder.builder import MINUTES, TARGET_RECALL, Builder
+from amips.design import OWN, SPILL_FRACTION, Design, Storage
+from amips.errors import AmipsError, RunError
+from amips.nets import DESCRIPTION, Model, load_model, recipe_named, spec_of
+from amips.search import Searcher, check_bundle_place, check_labels, checked_second, save
+from amips.task import Task, load_task
+
+
+def build(
+    task: Task | str | Path,
+    model: Any = None,
+    *,
+    out: str | Path | None = None,
+    design: Design | None = None,
+    storage: Storage | None = None,
+    dimensions: int | None = None,
+    spill_fraction: float | None = None,
+    second_cells: Any = None,
+    stop: str | None = None,
+    recall: float = TARGET_RECALL,
+    ids: Any = None,
+    minutes: float = MINUTES,
+    seed: int = 0,
+    progress: bool = False,
+) -> Searcher:
+    """Put the keys of a task into an index that a model routes, and measure it on the val queries.
+
+    Without options it makes what `amips.fit` usually chooses: lean storage, half of the keys in a second cell.
+
+    Args:
+        task: a task or its directory; its cells are the cells of the index, unless a design has others.
+        model: what `train` returned, a run directory, any object with `scores(x)`, or None for centroids.
+        out: where to save the bundle; None keeps it in memory.
+        design: what to make, in place of the options below; its router is trained if no model is given.
+        storage: "flat", "sq8", "pq" or "lean" (see `Design`); lean where that saves anything, if None.
+        dimensions: of lean storage; if None, the fewest that keep 99 % of the top keys among the candidates.
+        spill_fraction: of the keys that are put into a second cell, too; a half if None.
+        second_cells: the second cell of each key [n], -1 for none, if you have your own.
+        stop: "mass" or "probes", see `Design`; "mass" if None.
+        recall: the recall@10 that `search` serves if it is asked for nothing else.
+        ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
+        minutes: of training a design's router, at most.
+    """
+    if out is not None:
+        check_bundle_place(out)  # before the work, not after it
+    if not 0 < recall < 1:
+        raise AmipsError(f"recall={recall}: expected a share of the true top 10, between 0 and 1")
+    task = load_task(task)
+    model = _opened(model)
+    labels = None if ids is None else check_labels(ids, task.n)
+    second = None if second_cells is None else checked_second(second_cells, task.cells)
+    options = {"storage": storage, "dimensions": dimensions, "spill_fraction": spill_fraction, "stop": stop}
+    builder = Builder(task, minutes=minutes, recall=recall, seed=seed, progress=progress)
+    if design is not None:
+        if wrong := [name for name, value in options.items() if value is not None]:
+            raise AmipsError(f"{wrong[0]} is part of the design: give one of the two")
+        model = OWN if model is None and design.router is not None else model
+    else:
+        if second_cells is not None:
+            options["spill_fraction"] = 0.0 if second is None else float((second >= 0).mean())
+        chosen = {name: value for name, value in options.items() if value is not None}
+        if dimensions is not None and storage is None:
+            chosen["storage"] = "lean"
+        design = default_design(task, model, builder=builder, **chosen)
+    index = replace(builder.index(design, model, second=second), labels=labels)
+    if out is not None:
+        save(index, out)
+    return index
+
+
+def default_design(task: Task, model: Any = None, *, builder: Builder | None = None, **options: Any) -> Design:
+    """What `build` makes of a task and a model without options: the measured recipe.
+
+    Args:
+        options: fields of `Design` that are to be otherwise.
+    """
+    builder = builder or Builder(task)
+    router = None if model is None else spec_of(model) if isinstance(model, Model) else OWN
+    trained = recipe_named("default")
+    if isinstance(model, Model) and isinstance(recipe := model.about.get("recipe"), dict):
+        trained = type(trained)(**recipe)
+    known: dict[str, Any] = {"query_aware": task.query_aware, "router": router, "recipe": trained}
+    known["spill_fraction"] = SPILL_FRACTION if task.c > 1 else 0.0
+    if "storage" not in options:
+        known["storage"] = "flat" if builder.lean_dimensions() is None else "lean"
+    return builder.resolved(Design(task.c, **{**known, **options}))
+
+
+def _opened(model: Any) -> Any:
+    """A model from its run directory; anything else as it is."""
+    if not isinstance(model, (str, Path)):
+        return model
+    if not Path(model).exists():
+        raise RunError(f"{model} does not exist")
+    if (Path(model) / "config.json").exists() and not (Path(model) / DESCRIPTION).exists():
+        raise RunError(f"{model} is an unfinished run; continue it with resume=True (--resume)")
+    return load_model(model)

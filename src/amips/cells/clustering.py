@@ -1,0 +1,159 @@
+"""Partitions of the keys into cells by k-means, spherical or plain."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.blas import faiss
+from amips.errors import VectorError
+from amips.vectors import Floats, Vectors, open_vectors, row_norms
+
+POINTS_PER_CELL = 256  # faiss trains k-means on at most this many points a cell; more do not change it
+POINT_BYTES = 1 << 30  # that these may take together
+DEFAULT_COUNT, FEWEST_KEYS = 4.0, 8  # cells in units of sqrt(n), and keys in each at least, on average
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A partition: the cell of each key, and one centroid a cell.
+
+    Centroids of spherical k-means have norm 1, and a key belongs to the cell with the largest
+    <y, centroid>; of plain k-means, to the nearest centroid.
+    """
+
+    assignment: NDArray[np.int32]
+    centroids: Floats
+
+    @property
+    def count(self) -> int:
+        """The number of cells, c."""
+        return len(self.centroids)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """How many keys each cell holds."""
+        return np.bincount(self.assignment, minlength=self.count).astype(np.int64)
+
+    @property
+    def imbalance(self) -> float:
+        """c sum_j n_j^2 / n^2: 1 when all cells are equal; the factor by which a random probe costs more."""
+        sizes = self.sizes.astype(np.float64)
+        return float(self.count * (sizes**2).sum() / sizes.sum() ** 2)
+
+
+def default_count(n: int, factor: float = DEFAULT_COUNT) -> int:
+    """factor sqrt(n) cells, but 8 keys a cell at least on average: what pays where nothing else is known."""
+    return max(1, min(round(factor * n**0.5), n // FEWEST_KEYS)) if n >= 2 * FEWEST_KEYS else 1
+
+
+def kmeans(
+    keys: Any,
+    count: int,
+    *,
+    spherical: bool = True,
+    runs: int = 1,
+    pick: Literal["even", "first"] = "even",
+    iterations: int = 20,
+    points: int = POINTS_PER_CELL,
+    seed: int = 0,
+) -> Cells:
+    """Partition keys into `count` cells by k-means on so many points a cell, none of them empty.
+
+    With several `runs` (each from its own seed, end to end) the most even partition is kept, as in the
+    paper's routing experiments; `pick="first"` keeps the first. The same seed gives the same cells.
+    """
+    keys = open_vectors(keys, "keys")
+    count = check(int(count), runs, keys)
+    if pick not in ("even", "first"):
+        raise VectorError(f"pick={pick!r}: expected 'even' or 'first'")
+    if count == 1:
+        return trivial(keys)
+    tried = (_one_run(keys, count, spherical, iterations, points, seed + i) for i in range(runs))
+    return min(tried, key=lambda cells: cells.imbalance) if pick == "even" else next(tried)
+
+
+def check(cells: int | Cells, runs: int, keys: Vectors) -> int:
+    """The number of cells; VectorError if these keys cannot have them."""
+    if isinstance(cells, int):
+        if not 1 <= cells <= keys.n:
+            raise VectorError(f"cells={cells}: the number of cells must be between 1 and the {keys.n} keys")
+        if runs < 1:
+            raise VectorError(f"runs={runs}: expected at least 1")
+        return cells
+    if cells.assignment.shape != (keys.n,) or cells.centroids.shape[1:] != (keys.d,):
+        raise VectorError(
+            f"cells: {len(cells.assignment)} assignments, centroids {list(cells.centroids.shape)} "
+            f"do not fit {keys.n} keys of dimension {keys.d}"
+        )
+    if cells.assignment.min() < 0 or cells.assignment.max() >= cells.count:
+        raise VectorError(f"cells: assignments must lie in 0..{cells.count - 1}, one for each centroid")
+    return cells.count
+
+
+def trivial(keys: Vectors) -> Cells:
+    """One cell that holds every key; its centroid is the mean."""
+    total = np.zeros(keys.d)
+    for _, block in keys.blocks():
+        total += block.sum(axis=0, dtype=np.float64)
+    return Cells(np.zeros(keys.n, np.int32), (total / keys.n).astype(np.float32)[None])
+
+
+def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, points: int, seed: int) -> Cells:
+    rng = np.random.default_rng(seed)
+    most = max(count, min(count * points, POINT_BYTES // (4 * keys.d)))
+    sample = keys.load() if keys.n <= most else keys.take(np.sort(rng.choice(keys.n, most, replace=False)))
+    means = faiss.Kmeans(
+        keys.d,
+        count,
+        niter=iterations,
+        seed=seed + 1,
+        spherical=spherical,
+        min_points_per_centroid=1,  # silences a warning about small sets: they are the user's choice
+        max_points_per_centroid=POINTS_PER_CELL,
+    )
+    means.train(sample)
+    centroids: Floats = np.array(means.centroids)
+    if spherical:  # faiss leaves them as they are when there is one for each key
+        centroids /= np.maximum(row_norms(centroids), 1e-30)[:, None]
+    assignment, nearness = assign(keys, centroids, spherical)
+    fill_empty(keys, assignment, nearness, centroids, spherical)
+    return Cells(assignment, centroids)
+
+
+def assign(keys: Vectors, centroids: Floats, spherical: bool) -> tuple[NDArray[np.int32], Floats]:
+    """Each key's cell and how near it is (larger is nearer), block by block."""
+    half = np.zeros(len(centroids), np.float32) if spherical else 0.5 * row_norms(centroids) ** 2
+    assignment = np.empty(keys.n, np.int32)
+    nearness = np.empty(keys.n, np.float32)
+    for start, block in keys.blocks(max(1, (1 << 24) // (keys.d + len(centroids)))):
+        scores = block @ centroids.T
+        scores -= half
+        best = scores.argmax(axis=1)
+        assignment[start : start + len(block)] = best
+        nearness[start : start + len(block)] = np.take_along_axis(scores, best[:, None], axis=1)[:, 0]
+    return assignment, nearness
+
+
+def fill_empty(
+    keys: Vectors, assignment: NDArray[np.int32], nearness: Floats, centroids: Floats, spherical: bool
+) -> None:
+    """Give every empty cell the key that fits its own, largest cell worst; changes its arguments."""
+    sizes = np.bincount(assignment, minlength=len(centroids))
+    for empty in np.flatnonzero(sizes == 0):
+        donor = int(sizes.argmax())
+        members = np.flatnonzero(assignment == donor)
+        moved = members[nearness[members].argmin()]
+        row = keys.take(np.array([moved]))[0]
+        centroids[empty] = row / max(float(np.linalg.norm(row)), 1e-30) if spherical else row
+        assignment[moved] = empty
+        nearness[moved] = np.inf  # it stays where it was put
+        sizes[donor] -= 1
+        sizes[empty] = 1
+
+
+def fingerprint_of(assignment: NDArray[np.integer[Any]]) -> str:
+    """SHA-256 of which key is in which cell: a router is only good for the cells it was trained on."""
+    return hashlib.sha256(np.ascontiguousarray(assignment, np.int32).tobytes()).hexdigest()

@@ -1,0 +1,130 @@
+"""Candidates: designs with what they are estimated to cost on the val queries, before any index is built.
+
+A scan finds what is in the cells it looks at, so the cost of a design at a recall follows from the scores of
+its router alone (`amips.search.estimate`): for float32 keys exactly, for lean storage up to what its codes lose,
+which is a little, and for which the target is raised. That makes a design cheap to judge as a whole: cells,
+router, second cells and storage together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.builder import Builder
+from amips.cells import STRENGTH, default_count
+from amips.design import Design, Storage
+from amips.fitting.settings import Settings
+from amips.index import REFINE, scan_flops
+from amips.nets import Recipe
+from amips.routers import router_for
+from amips.search import TOP, RoutingEstimate, first_of, ranked
+
+# Cells tried, in units of sqrt(n): the likeliest first, as time may run out.
+COUNTS = (4.0, 8.0, 2.0, 1.0, 16.0, 0.5)
+STRENGTHS = (STRENGTH, 0.0, 2 * STRENGTH)  # of query-aware cells; 0 is plain k-means
+SPILL_FRACTIONS = (0.1, 0.5)
+CODES_KEEP = 0.995  # of the top keys in the cells that are scanned: what lean codes leave among the candidates
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A design, the router that was made for it, its second cells, and its estimated cost on val.
+
+    Args:
+        cost: FLOPs of a query at the recall asked for, as a share of a full scan.
+    """
+
+    design: Design
+    model: Any
+    second: NDArray[np.int32] | None
+    cost: float
+
+
+class Estimator:
+    """Estimates costs of designs of one builder, for one call of `fit`."""
+
+    def __init__(self, builder: Builder, settings: Settings) -> None:
+        self.builder, self.settings = builder, settings
+        self.full = 2 * builder.task.n * builder.task.d
+
+    def storages(self) -> list[tuple[Storage, int | None]]:
+        """The storage asked for, or float32 keys and, where that saves anything, lean storage."""
+        lean = self.builder.lean_dimensions()
+        if self.settings.storage == "lean":
+            return [("lean", lean or self.builder.task.d)]
+        if self.settings.storage is not None:
+            return [(self.settings.storage, None)]
+        return [("flat", None)] if lean is None else [("flat", None), ("lean", lean)]
+
+    def plain(self, count: int) -> float:
+        """What plain IVF with so many cells costs: the same probes for every query, float32 keys."""
+        design = Design.plain(count)
+        routing = self._routing(design, None, None)
+        scanned = routing.at_probes(routing.probes_for(self.settings.recall)).scanned.mean()
+        return float(2 * self.builder.task.d * (count + scanned) / self.full)
+
+    def candidate(
+        self, design: Design, model: Any, second: NDArray[np.int32] | None = None
+    ) -> Candidate:
+        """The design with the storage that makes it cheapest."""
+        routing = self._routing(design, model, second)
+        ways = []
+        for storage, dimensions in self.storages():
+            chosen = replace(design, storage=storage, dimensions=dimensions)
+            ways.append(Candidate(chosen, model, second, self._cost(chosen, model, routing)))
+        return min(ways, key=lambda way: way.cost)
+
+    def with_second_cells(self, candidate: Candidate, fractions: tuple[float, ...]) -> list[Candidate]:
+        """The same candidate with these fractions of the keys in a second cell."""
+        task = self.builder.task_of(candidate.design)
+        router = router_for(candidate.model, task.cells.centroids)
+        order = ranked(task, router, self.settings.recall)
+        found = []
+        for fraction in fractions:
+            design = replace(candidate.design, spill_fraction=fraction)
+            found.append(self.candidate(design, candidate.model, first_of(*order, fraction)))
+        return found
+
+    def _cost(self, design: Design, model: Any, routing: RoutingEstimate) -> float:
+        recall = self.settings.recall
+        if design.storage != "flat":
+            recall = min(recall / CODES_KEEP, (1 + recall) / 2)
+        task = self.builder.task
+        scanned = routing.at_mass(routing.min_mass_for(recall)).scanned
+        parts = max(1, task.d // 4) if design.storage == "pq" else 0
+        scan = scan_flops(design.storage, scanned, task.d, REFINE * TOP, design.dimensions or 0, parts)
+        router = router_for(model, self.builder.cells(design).centroids)
+        return float((router.flops + scan.mean()) / self.full)
+
+    def _routing(self, design: Design, model: Any, second: NDArray[np.int32] | None) -> RoutingEstimate:
+        cells, val = self.builder.cells(design), self.builder.task.val
+        router, sizes = router_for(model, cells.centroids), cells.sizes
+        if second is not None:
+            sizes = sizes + np.bincount(second[second >= 0], minlength=cells.count)
+        x, top = np.asarray(val.queries), np.asarray(val.top_ids)[:, :TOP]
+        return RoutingEstimate.by(router, x, top, cells.assignment, sizes, second=second)
+
+
+def counts(n: int, wanted: int | None) -> list[int]:
+    """Numbers of cells to try: the one asked for, or several, the likeliest first."""
+    if wanted is not None:
+        return [wanted]
+    return list(dict.fromkeys(max(2, default_count(n, factor)) for factor in COUNTS))
+
+
+def partitions(n: int, wanted: int | None) -> Iterator[Design]:
+    """Designs that differ in their cells, untrained, the likeliest first; both kinds of cells come early."""
+    numbers = counts(n, wanted)
+    # By turns: an aware and a plain partition of each number, the third strength last.
+    early = [(count, strength) for count in numbers for strength in STRENGTHS[:2]]
+    late = [(count, STRENGTHS[2]) for count in numbers]
+    for count, strength in [*early, *late]:
+        yield Design(count, strength, recipe=None, spill_fraction=0.0, storage="flat")
+
+
+def trained(design: Design) -> Design:
+    """The same design with its router trained."""
+    return replace(design, recipe=Recipe())

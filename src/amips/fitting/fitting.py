@@ -1,0 +1,277 @@
+"""The steps of a fit: label, search over designs by successive halving, compare with plain IVF.
+
+    every partition there is time for, untrained          estimated cost on val, the best storage for each
+    the best three of these, trained                      ... the better of trained and untrained counts
+    the best three of these, with second cells            ... with the best fraction, or none
+    the best three of these, built                        measured cost on val: FLOPs or time
+
+At every step cells, router, second cells and storage are judged together. Everything is chosen on the val
+queries; the test queries are looked at once, to say what was gained.
+"""
+
+import contextlib
+import math
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from amips import exact
+from amips.builder import Builder
+from amips.cells import POINTS_PER_CELL
+from amips.design import Design
+from amips.errors import AmipsError, TrainingInterrupted
+from amips.files import read_json, write_json
+from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, trained
+from amips.fitting.reporting import compare
+from amips.fitting.settings import Settings
+from amips.search import TOP, Searcher, point_for
+from amips.task import Task, label
+from amips.vectors import Vectors, open_vectors
+
+# Fractions of the time given; the rest is for building and measuring.
+LABEL_TIME, PARTITION_TIME, TRAIN_TIME, SPILL_TIME = 0.4, 0.25, 0.2, 0.1
+PILOT = 2048  # queries labelled to see how long that takes
+LEAST = 100  # queries, however short the time
+FEW = 1000  # queries: with fewer, what is chosen and reported rests on too few to be sure of
+HELD_OUT = 1000  # queries to choose by, and as many to report on
+CALL, WORK_TASK, WORK_DESIGNS = "fit.json", "task", "designs"  # in the directory of work in progress
+SURVIVORS = 3  # of each step
+ITERATIONS = 10  # of k-means
+TRIALS, FEWEST_POINTS = 6, 16  # k-means looks at fewer points a cell, if so many trials would take too long
+TIMED = 256  # queries that are searched to take a time
+WORTH = 0.98  # of the cost, at most, that second cells must come down to: they take memory
+
+
+class Fitting:
+    """One call of `fit` and its work in progress."""
+
+    def __init__(self, work: Path, settings: Settings, quiet: bool) -> None:
+        self.work, self.settings, self.quiet = work, settings, quiet
+        self.seconds = 60 * settings.minutes
+        self.rate = 0.0  # FLOPs a second, of labelling
+        self.trials: list[tuple[str, str]] = []
+        self.timed = np.empty((0, 0), np.float32)  # val queries that times are taken of
+
+    def say(self, text: str) -> None:
+        """Print, unless quiet."""
+        if not self.quiet:
+            print(text, flush=True)  # noqa: T201
+
+    def run(self, keys: Vectors, queries: Vectors) -> Searcher:
+        """The best index, with its report."""
+        task = self._label(keys, queries)
+        self.timed = np.asarray(task.val.queries[:TIMED])
+        builder = self._builder(task)
+        estimator = Estimator(builder, self.settings)
+        tried, plain = self._partitions(estimator)
+        candidates = self._with_second_cells(estimator, self._trained(estimator, tried))
+        index = self._built(builder, candidates)
+        best = min(plain, key=lambda count: plain[count])
+        baseline = self._measured(builder, self._plain(estimator, best))[0]
+        swept = self._swept(plain, best, task.n)
+        return compare(task, index, baseline, swept, self.settings, self.cost, self.trials, self.say)
+
+    def remove(self) -> None:
+        """Remove the work of this call, and the folder around it if no other call is at work there."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.work.parent.rmdir()
+
+    def _label(self, keys: Vectors, queries: Vectors) -> Task:
+        """Exact top keys of as many queries as there is time for."""
+        if (self.work / CALL).exists():
+            known = read_json(self.work / CALL, AmipsError)  # measured anew it would differ
+            count, self.rate = int(known["labelled"]), float(known["rate"])
+        else:
+            self.rate = _rate(keys, queries)
+            affordable = int(self.rate * self.seconds * LABEL_TIME / (2 * keys.n * keys.d))
+            count = min(queries.n, max(LEAST, affordable))
+            self.work.mkdir(parents=True, exist_ok=True)
+            write_json(self.work / CALL, {**asdict(self.settings), "labelled": count, "rate": self.rate})
+        seed = self.settings.seed
+        if count < queries.n:
+            self.say(f"using {count:,} of {queries.n:,} queries: labelling them all would take too long")
+            drawn = np.sort(np.random.default_rng([seed, 3]).choice(queries.n, count, replace=False))
+            queries = open_vectors(queries.take(drawn), "queries")
+        held_out = max(1, min(HELD_OUT, queries.n // 5))
+        self.say(f"{keys.n:,} keys, {queries.n:,} queries of dimension {keys.d}: finding their top keys ...")
+        if queries.n < FEW:
+            self.say(
+                f"few queries: what is chosen rests on {held_out:,} of them, and what is reported on "
+                f"{held_out:,} others; some thousands would do better"
+            )
+        try:
+            return label(
+                keys,
+                queries,
+                out=self.work / WORK_TASK,
+                cells=1,
+                val=held_out,
+                test=held_out,
+                k=TOP,
+                seed=seed,
+                progress=not self.quiet,
+            )
+        except AmipsError:
+            if not (self.work / WORK_TASK).exists():  # refused before anything was done
+                self.remove()
+            raise
+
+    def _builder(self, task: Task) -> Builder:
+        # Points a cell such that a partition takes its part of the time, as labelling went.
+        most = max(counts(task.n, self.settings.cells))
+        product = 2 * ITERATIONS * most * most * task.d
+        points = int(self.rate * self.seconds * PARTITION_TIME / TRIALS / product)
+        return Builder(
+            task,
+            self.work / WORK_DESIGNS,
+            minutes=self.settings.minutes * TRAIN_TIME / SURVIVORS,
+            recall=self.settings.recall,
+            seed=self.settings.seed,
+            iterations=ITERATIONS,
+            points=max(FEWEST_POINTS, min(POINTS_PER_CELL, points)),
+            progress=not self.quiet,
+        )
+
+    def _partitions(self, estimator: Estimator) -> tuple[list[Candidate], dict[int, float]]:
+        """Partitions with their untrained routers, and plain IVF's cost by number of cells.
+
+        As many as there is time for, two at least: one that follows the queries and a plain one.
+        """
+        builder = estimator.builder
+        self.say("trying cells; cost as a share of scanning all keys, on held-out queries:")
+        tried: list[Candidate] = []
+        plain: dict[int, float] = {}
+        started = time.perf_counter()
+        for design in partitions(builder.task.n, self.settings.cells):
+            spent = time.perf_counter() - started
+            if len(tried) >= 2 and spent * (1 + 1 / len(tried)) > self.seconds * PARTITION_TIME:
+                break
+            design = builder.resolved(design)
+            candidate = estimator.candidate(design, builder.model(design))
+            tried.append(candidate)
+            if not design.query_aware:
+                plain[design.cells] = estimator.plain(design.cells)
+                self.say(f"  {plain[design.cells]:6.2%}  plain IVF, {design.cells:,} cells")
+            self._tell(candidate)
+        return tried, plain
+
+    def _trained(self, estimator: Estimator, tried: list[Candidate]) -> list[Candidate]:
+        """Of the best partitions the better of the trained and the untrained router."""
+        builder, kept = estimator.builder, []
+        for candidate in _best(tried):
+            self.say(f"training a router for {candidate.design.cells:,} cells ...")
+            design = trained(candidate.design)
+            try:
+                learned = estimator.candidate(design, builder.model(design))
+            except TrainingInterrupted:
+                raise TrainingInterrupted(
+                    f"stopped; the same call continues with what is in {self.work}"
+                ) from None
+            self._tell(learned)
+            kept.append(min(learned, candidate, key=lambda one: one.cost))
+        return kept
+
+    def _with_second_cells(self, estimator: Estimator, candidates: list[Candidate]) -> list[Candidate]:
+        """Each as it is, and with the fraction of its keys in second cells that makes it cheapest."""
+        wanted = self.settings.spill_fraction
+        if wanted == 0:
+            return candidates
+        task, ways = estimator.builder.task, []
+        left = SPILL_TIME * self.seconds * self.rate  # FLOPs
+        for candidate in _best(candidates):
+            left -= 4 * task.n * candidate.design.cells * task.d
+            if wanted is None:
+                ways.append(candidate)
+            if wanted is None and left < 0:
+                self.say(f"no time to look for second cells among {candidate.design.cells:,} cells")
+                continue
+            fractions = SPILL_FRACTIONS if wanted is None else (wanted,)
+            spilled = min(estimator.with_second_cells(candidate, fractions), key=lambda one: one.cost)
+            self._tell(spilled)
+            ways.append(spilled)
+        return ways
+
+    def _built(self, builder: Builder, candidates: list[Candidate]) -> Searcher:
+        """The cheapest index of the best candidates, measured on val."""
+        self.say("building the best of them; measured on held-out queries:")
+        best: Searcher | None = None
+        least = math.inf
+        for candidate in _best(candidates):
+            index, cost = self._measured(builder, candidate)
+            if best is None or cost < least * (WORTH if index.spilled > best.spilled else 1):
+                best, least = index, cost
+        assert best is not None
+        return best
+
+    def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Searcher, float]:
+        index = builder.index(candidate.design, candidate.model, second=candidate.second)
+        cost = self.cost(index)
+        self._note(candidate.design, self.shown(cost))
+        return index, cost
+
+    def _plain(self, estimator: Estimator, count: int) -> Candidate:
+        """Plain IVF in the storage asked for, float32 keys if none was."""
+        storage, dimensions = estimator.storages()[0]
+        return Candidate(Design.plain(count, storage, dimensions), None, None, math.nan)
+
+    def _swept(self, plain: dict[int, float], best: int, n: int) -> str:
+        """Over which numbers of cells plain IVF is the best, and whether one that was left out may be better."""
+        numbers = sorted(plain)
+        left_out = set(counts(n, self.settings.cells)) - set(numbers)
+        more = left_out and best in (numbers[0], numbers[-1])
+        note = " (with more time others may be better)" if more else ""
+        return f"{', '.join(f'{number:,}' for number in numbers)} cells{note}"
+
+    def _tell(self, candidate: Candidate) -> None:
+        self._note(candidate.design, f"{candidate.cost:.2%} (estimated)", f"{candidate.cost:6.2%}")
+
+    def _note(self, design: Design, cost: str, shown: str | None = None) -> None:
+        self.trials.append((design.describe(), cost))
+        self.say(f"  {shown or cost}  {design.describe()}")
+
+    def shown(self, cost: float) -> str:
+        """A cost, in words."""
+        if math.isinf(cost):
+            return f"does not reach recall@10 {self.settings.recall}"
+        if self.settings.objective == "flops":
+            return f"{cost:.2%} of a full scan"
+        return f"{1e6 * cost:,.0f} us a query"
+
+    def cost(self, index: Searcher) -> float:
+        """What the objective names, of one val query at the recall asked for; infinite if that is out of reach."""
+        recall = self.settings.recall
+        if all(point.recall10 < recall for point in index.points):
+            return math.inf
+        if self.settings.objective == "flops":
+            return point_for(index.points, recall, TOP).flops / (2 * index.n * index.d)
+        x = self.timed
+        parts = [x] if self.settings.objective == "throughput" else [x[i : i + 1] for i in range(len(x))]
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            for part in parts:
+                index.search(part, TOP, recall=recall)
+            times.append(time.perf_counter() - started)
+        return float(np.median(times)) / len(x)
+
+
+def _best(candidates: list[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda candidate: candidate.cost)[:SURVIVORS]
+
+
+def _rate(keys: Vectors, queries: Vectors) -> float:
+    """FLOPs a second of finding top keys."""
+    lengths, times = [], []
+    for few in (min(64, queries.n // 2), min(64 + PILOT, queries.n)):
+        x = queries.rows(0, max(1, few))
+        started = time.perf_counter()
+        exact.top_k(keys, x, TOP)
+        times.append(time.perf_counter() - started)
+        lengths.append(len(x))
+    # Of the difference: what a call costs whatever it is asked is not part of a rate.
+    seconds = times[1] - times[0] if times[1] > times[0] else times[1]
+    return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(seconds, 1e-9)

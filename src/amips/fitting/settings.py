@@ -1,0 +1,21 @@
+"""What `fit` is asked for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from amips.design import Storage
+
+Objective = Literal["flops", "latency", "throughput"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a call of `fit` that decide what comes of it."""
+
+    minutes: float
+    cells: int | None
+    recall: float
+    objective: Objective
+    storage: Storage | None
+    spill_fraction: float | None
+    seed: int

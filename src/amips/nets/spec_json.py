@@ -1,0 +1,49 @@
+"""Router specs by name: to JSON and back, and from what a trained model says of itself."""
+
+from dataclasses import fields
+from typing import Any
+
+from amips.errors import RunError
+from amips.nets.affine import AffineArchitecture, Linear, MaxAffine
+from amips.nets.model import Model
+from amips.nets.spec import Architecture, KeyNet, SupportNet
+
+SPECS: dict[str, Any] = {"linear": Linear, "max-affine": MaxAffine, "support": SupportNet, "key": KeyNet}
+
+
+def spec_to_json(spec: Linear | MaxAffine | SupportNet | KeyNet) -> dict[str, Any]:
+    """Plain values for a JSON file; an infinite beta is the word."""
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return {name: "inf" if value == float("inf") else value for name, value in values.items()}
+
+
+def spec_from_json(values: dict[str, Any]) -> Linear | MaxAffine | SupportNet | KeyNet:
+    """The inverse of `spec_to_json`; raises RunError on anything else."""
+    known = dict(values)
+    kind = known.pop("kind", None)
+    if kind not in SPECS:
+        raise RunError(f"kind={kind!r}: expected one of {', '.join(SPECS)}")
+    if known.get("beta") == "inf":
+        known["beta"] = float("inf")
+    try:
+        spec: Linear | MaxAffine | SupportNet | KeyNet = SPECS[kind](**known)
+    except TypeError as problem:
+        raise RunError(f"not a description of a router: {problem}") from None
+    return spec
+
+
+def spec_of(model: Model) -> Linear | MaxAffine | SupportNet | KeyNet:
+    """The spec that a model was trained from; of one that does not say, one with the same architecture."""
+    if isinstance(stated := model.about.get("network"), dict):
+        return spec_from_json(stated)
+    a = model.architecture
+    if isinstance(a, AffineArchitecture):
+        if a.kind == "linear":
+            return Linear(bias=a.bias, rank=a.rank)
+        return MaxAffine(pieces=a.pieces, rank=a.rank)
+    assert isinstance(a, Architecture)
+    shape: dict[str, Any] = {"depth": a.depth, "inject": len(a.injected), "residual": a.residual}
+    shape |= {"alpha": a.alpha, "beta": a.beta, "width": a.width}
+    if a.kind == "key":
+        return KeyNet(**shape, mapper=a.c == 1)
+    return SupportNet(**shape, homogeneous=a.homogeneous, nonnegative=a.nonnegative)

@@ -1,0 +1,277 @@
+"""Making a task: duplicates out, split by source, noise, exact targets, manifest last.
+
+The order matters: duplicates go first, then the log is split by source query, and only then are noisy copies
+made. So no copy of a test query, however noisy, is ever trained on.
+"""
+
+import hashlib
+import operator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips import cells as partition
+from amips import exact
+from amips.errors import TaskError, VectorError
+from amips.files import temporary_directory
+from amips.task.store import TaskStore
+from amips.task.task import SPLITS, Task
+from amips.vectors import Vectors, first_equal, inspect, open_vectors, row_norms
+
+HELD_OUT = 1000  # queries for choosing, and as many for reporting, where there are at least five times as many
+# What the paper does, where it differs from the defaults: noisy copies, and targets for every cell.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"cells": 1, "query_aware": 0.0, "copies": 4, "cell_targets": True}
+}
+
+
+def label(
+    keys: Any,
+    queries: Any,
+    *,
+    out: str | Path | None = None,
+    preset: str | None = None,
+    cells: Any = None,
+    query_aware: float | None = None,
+    spherical: bool = True,
+    runs: int = 1,
+    copies: int | None = None,
+    noise: float = 0.02,
+    noisy_splits: tuple[str, ...] = ("train",),
+    val: int | None = None,
+    test: int | None = None,
+    split: Any = None,
+    k: int = 10,
+    cell_targets: bool | None = None,
+    seed: int = 0,
+    zero: str = "error",
+    memory: int = exact.MEMORY,
+    progress: bool = False,
+) -> Task:
+    """Make a task: deduplicate, split by source query, find exact targets, partition the keys.
+
+    Without options it makes what `amips.fit` begins with: query-aware cells, 4 sqrt(n) of them.
+
+    Args:
+        keys, queries: arrays or files, see `open_vectors`.
+        out: the task directory. A finished task with the same inputs is returned as it is; an unfinished
+            one is continued; one with other inputs is left alone and is an error. None makes a temporary one
+            that is gone when the process ends.
+        preset: "paper" begins with what the paper does: no cells, four noisy copies of each query, targets for
+            every cell. Other options replace those of the preset.
+        cells: the number of cells (FAISS calls it nlist), a `Cells`, or a FAISS IVF index to take them from;
+            1 means no partition; about 4 sqrt(n) if None.
+        query_aware: move keys towards the training queries that want them before k-means, by so much; see
+            `amips.cells.query_aware`. 1.5 if None and nothing speaks against it; 0 is plain k-means.
+        spherical, runs: see `amips.cells.kmeans`.
+        copies: noisy copies of each query beside the original, in the splits named by `noisy_splits`.
+        noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
+            Noisy queries are scaled back to their norm.
+        val, test: how many distinct queries to hold out for choosing and for reporting; 1,000 each if None, or
+            a fifth of them where there are fewer than 5,000.
+        split: a split of your own instead, one of "train", "val", "test" or "" (unused) for each query. Of
+            equal queries the first counts.
+        k: top keys stored for each query.
+        cell_targets: find the top key of every cell too, from which SupportNet and KeyNet learn. Linear and
+            max-affine routers do not need it, and with many cells it takes most of the time and space.
+        zero: "keep" allows all-zero keys; zero queries are always an error.
+        memory: a bound on the working set of exact search, in bytes. (k-means holds up to 256 keys a cell.)
+        progress: show progress bars when standard error is a terminal.
+    """
+    if preset is not None and preset not in PRESETS:
+        raise TaskError(f"preset={preset!r}: expected one of {' '.join(PRESETS)}, or None")
+    chosen = PRESETS.get(preset or "", {})
+    keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
+    if keys.d != queries.d:
+        raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
+    cells = _checked_cells(chosen.get("cells") if cells is None else cells, keys)
+    copies = chosen.get("copies", 0) if copies is None else copies
+    cell_targets = chosen.get("cell_targets", False) if cell_targets is None else cell_targets
+    if query_aware is None:
+        countable = isinstance(cells, int) and cells > 1 and runs == 1 and spherical
+        query_aware = chosen.get("query_aware", partition.STRENGTH) if countable else 0.0
+    copies, k, seed, runs = map(operator.index, (copies, k, seed, runs))
+    noise, memory = float(noise), int(memory)
+    # Everything that can be wrong with the request is found before the directory is begun.
+    _check_options(copies, noise, noisy_splits, k, seed)
+    count = partition.check(cells, runs, keys)
+    if query_aware and (not isinstance(cells, int) or cells == 1 or runs > 1 or not spherical):
+        raise VectorError("query_aware is for a number of cells, spherical, one run")
+    if not 0 <= query_aware < np.inf:
+        raise VectorError(f"query_aware={query_aware}: expected a finite number, not negative")
+    if cell_targets and isinstance(cells, partition.Cells) and (cells.sizes == 0).any():
+        empty = int((cells.sizes == 0).argmax())
+        raise VectorError(
+            f"cell {empty} holds no keys, so it has no top key; label without cell_targets (--cell-targets)"
+        )
+    exact.check_memory(memory, keys.d, min(k, keys.n), count)
+    own_split = None if split is None else _checked_split(split, queries)
+    hint = ', or keep them with zero="keep" (--keep-zero)'
+    key_facts, query_facts = inspect(keys, zero, hint), inspect(queries)
+    distinct = np.flatnonzero(first_equal(queries) == np.arange(queries.n))
+    val, test = (_held_out(number, len(distinct)) for number in (val, test))
+    plan = {
+        "keys": key_facts.fingerprint,
+        "queries": query_facts.fingerprint,
+        "cells": cells if isinstance(cells, int) else _fingerprint(cells),
+        "spherical": spherical,
+        "runs": runs,
+        "copies": copies,
+        "noise": noise,
+        "noisy_splits": list(noisy_splits),
+        "val": val,
+        "test": test,
+        "split": None if own_split is None else hashlib.sha256(own_split.tobytes()).hexdigest(),
+        "k": k,
+        "cell_targets": cell_targets,
+        "seed": seed,
+        "memory": memory,  # it decides the block sizes, and so the last bits of the scores
+    } | ({"query_aware": float(query_aware)} if query_aware else {})
+    rows = (
+        _split_randomly(queries, distinct, val, test, seed)
+        if own_split is None
+        else {name: distinct[own_split[distinct] == name] for name in SPLITS}
+    )
+    if lacking := [name for name in SPLITS if len(rows[name]) == 0]:
+        raise VectorError(f"split: no distinct query is in {lacking[0]!r}")
+    store = TaskStore(temporary_directory("amips-task-") if out is None else out)
+    if not store.begin(plan):
+        return store.read()
+    stored = store.write_keys(keys)
+    for number, name in enumerate(SPLITS):
+        amount = copies if name in noisy_splits else 0
+        _write_queries(store, name, queries, np.sort(rows[name]), amount, noise, seed=[seed, 1 + number])
+        written = store.queries(name)
+        exact.top_k(stored, written, k, memory=memory, out=store.top(name), progress=progress)
+    parts = store.read_cells()
+    if parts is None:
+        parts = _partition(store, stored, cells, spherical, runs, query_aware, seed)
+        store.write_cells(parts)
+    for name in SPLITS if parts.count > 1 and cell_targets else ():
+        exact.cell_maxima(
+            stored,
+            parts.assignment,
+            store.queries(name),
+            count=parts.count,
+            memory=memory,
+            out=store.cell_targets(name),
+            progress=progress,
+        )
+    fields = {
+        "n": keys.n,
+        "d": keys.d,
+        "c": parts.count,
+        "keys": key_facts.fingerprint,
+        "unit_norm": key_facts.unit_norm and query_facts.unit_norm,
+        "duplicate_queries": queries.n - len(distinct),
+        "imbalance": parts.imbalance,
+        "rows": {name: store.queries(name).n for name in SPLITS},
+        "options": plan,
+    }
+    return store.finish(fields, parts.count > 1 and cell_targets)
+
+
+def _checked_cells(cells: Any, keys: Vectors) -> "int | partition.Cells":
+    if cells is None:
+        return partition.default_count(keys.n)
+    if hasattr(cells, "ntotal"):  # a FAISS index
+        return partition.from_faiss(cells, keys)
+    return cells if isinstance(cells, partition.Cells) else operator.index(cells)
+
+
+def _held_out(number: Any, distinct: int) -> int:
+    if number is None:
+        return max(1, min(HELD_OUT, distinct // 5))
+    if operator.index(number) < 1:
+        raise VectorError(f"val and test must be at least 1, got {number}")
+    return operator.index(number)
+
+
+def _partition(
+    store: TaskStore,
+    keys: Vectors,
+    cells: "int | partition.Cells",
+    spherical: bool,
+    runs: int,
+    query_aware: float,
+    seed: int,
+) -> partition.Cells:
+    if isinstance(cells, partition.Cells):
+        return cells
+    if query_aware:
+        top = store.top_ids("train")[:, : partition.TOP]
+        return partition.query_aware(
+            keys, store.queries("train"), top, cells, strength=query_aware, seed=seed
+        )
+    return partition.kmeans(keys, cells, spherical=spherical, runs=runs, seed=seed)
+
+
+def _split_randomly(
+    queries: Vectors, distinct: NDArray[np.int64], val: int, test: int, seed: int
+) -> dict[str, NDArray[np.int64]]:
+    if len(distinct) < val + test + 1:
+        raise VectorError(
+            f"{queries.name}: {len(distinct)} distinct queries are too few to hold out "
+            f"{val} for val and {test} for test; lower val and test, or bring more queries"
+        )
+    shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
+    return {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
+
+
+def _checked_split(split: Any, queries: Vectors) -> NDArray[np.str_]:
+    words = np.asarray(split)
+    if words.shape != (queries.n,) or words.dtype.kind != "U":
+        raise VectorError(
+            f"split: expected {queries.n} words, one for each query, got {words.dtype} {words.shape}"
+        )
+    if unknown := set(np.unique(words).tolist()) - {*SPLITS, ""}:
+        raise VectorError(f"split: {sorted(unknown)[0]!r} is not one of train, val, test or nothing")
+    return words.astype("<U5")
+
+
+def _check_options(
+    copies: int, noise: float, noisy_splits: tuple[str, ...], k: int, seed: int
+) -> None:
+    if copies < 0 or noise < 0 or not np.isfinite(noise):
+        raise VectorError(f"copies={copies}, noise={noise}: expected finite numbers, neither negative")
+    if unknown := set(noisy_splits) - set(SPLITS):
+        raise VectorError(f"noisy_splits: {sorted(unknown)} are not among {list(SPLITS)}")
+    if k < 1:
+        raise VectorError(f"k={k}: it must be at least 1")
+    if seed < 0:
+        raise VectorError(f"seed={seed}: it cannot be negative")
+
+
+def _write_queries(
+    store: TaskStore,
+    split: str,
+    queries: Vectors,
+    source: NDArray[np.int64],
+    copies: int,
+    noise: float,
+    seed: list[int],
+) -> None:
+    """Each query followed by its noisy copies x + noise ||x|| eps, eps ~ N(0, I), at the norm of x."""
+    each = 1 + copies
+    step = max(1, (1 << 22) // (queries.d * each))
+    with store.query_files(split, len(source) * each, queries.d) as files:
+        for low in range(files.done // each, len(source), step):
+            ids = source[low : low + step]
+            x = np.repeat(queries.take(ids), each, axis=0)
+            if copies:
+                norms = row_norms(x)
+                # Each block has random numbers of its own, so a restart repeats none and skips none.
+                eps = np.random.default_rng([*seed, low]).standard_normal(x.shape, np.float32)
+                eps[::each] = 0
+                x += noise * norms[:, None] * eps
+                x *= (norms / row_norms(x))[:, None]
+            files.append({"queries": x, "source": np.repeat(ids, each)})
+            files.commit()
+
+
+def _fingerprint(cells: partition.Cells) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(cells.assignment, np.int32).tobytes())
+    digest.update(np.ascontiguousarray(cells.centroids, np.float32).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,113 @@
+"""What a task is: keys, cells, and queries split by source with their exact targets, as they are in memory."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips import cells as partition
+from amips.vectors import Floats, Vectors
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a task; arrays may be memory-mapped.
+
+    Args:
+        vectors: the queries, [m, d], noisy copies included.
+        source: [m], the row of the query in the log as it was given.
+        top_scores, top_ids: [m, k], the top keys, best first.
+        cell_scores, cell_ids: [m, c], the top key of each cell, or [m, 0] where that was not looked for.
+    """
+
+    vectors: Vectors
+    source: NDArray[np.int64]
+    top_scores: Floats
+    top_ids: NDArray[np.int32]
+    cell_scores: Floats
+    cell_ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return self.vectors.n
+
+    @property
+    def queries(self) -> Floats:
+        """The queries as an array, [m, d]."""
+        assert self.vectors.array is not None
+        return self.vectors.array
+
+
+@dataclass(frozen=True)
+class Task:
+    """Keys, a partition of them, and held-out and training queries with their exact targets.
+
+    Args:
+        path: where it was read from; for messages and for names of what is made of it.
+        key_vectors: the keys, [n, d].
+        cells: the partition of the keys.
+        train, val, test: queries to learn from, to choose by, and to report on, once.
+        fingerprint: SHA-256 of the keys.
+        options: what it was made with, as `label` was told.
+        facts: what was noticed: `unit_norm`, `duplicate_queries`.
+    """
+
+    path: Path
+    key_vectors: Vectors
+    cells: partition.Cells
+    train: Split
+    val: Split
+    test: Split
+    fingerprint: str
+    options: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> Floats:
+        """The keys as an array, [n, d]."""
+        assert self.key_vectors.array is not None
+        return self.key_vectors.array
+
+    @property
+    def n(self) -> int:
+        """The number of keys."""
+        return self.key_vectors.n
+
+    @property
+    def d(self) -> int:
+        """The dimension."""
+        return self.key_vectors.d
+
+    @property
+    def c(self) -> int:
+        """The number of cells."""
+        return self.cells.count
+
+    @property
+    def has_cell_targets(self) -> bool:
+        """Whether the top key of every cell is known; of one cell it is the top key."""
+        return self.train.cell_ids.shape[1] == self.c > 1
+
+    @property
+    def query_aware(self) -> float | None:
+        """How strongly its cells follow the queries; None if they were given by hand."""
+        known = isinstance(self.options.get("cells"), int) and self.options.get("spherical", True)
+        return float(self.options.get("query_aware", 0.0)) if known and self.options.get("runs", 1) == 1 else None
+
+    def with_cells(self, cells: partition.Cells) -> "Task":
+        """The same keys, queries and top keys over another partition; without targets for each cell."""
+        options = {**self.options, "cells": partition.fingerprint_of(cells.assignment)}
+        width = 1 if cells.count == 1 else 0
+        splits = {}
+        for name in SPLITS:
+            split: Split = getattr(self, name)
+            targets = {"cell_scores": split.top_scores[:, :width], "cell_ids": split.top_ids[:, :width]}
+            splits[name] = replace(split, **targets)
+        return replace(self, cells=cells, options=options, **splits)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(getattr(self, split)):,} {split}" for split in SPLITS)
+        return f"<Task {self.path}: {self.n:,} keys, d = {self.d}, {self.c:,} cells; queries: {sizes}>"

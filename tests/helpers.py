@@ -1,0 +1,92 @@
+"""What tests share: a small world of keys in clusters and queries that come from elsewhere, a silent backend."""
+
+import importlib.util
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+from amips.backends.backend import Backend
+from amips.rowfiles import JOURNAL
+
+ROOT = Path(__file__).parent.parent
+
+
+def make_world(n, m, d, seed):
+    """Unit-norm float32 keys [n, d] and queries [m, d] of different distributions.
+
+    Keys lie in clusters; a query is a noisy mixture of two cluster centres, moved by a common shift.
+    """
+    rng = np.random.default_rng(seed)
+    count = max(2, min(12, n // 8))
+    centres = rng.standard_normal((count, d))
+    shift = rng.standard_normal(d)
+    keys = centres[rng.integers(count, size=n)] + 0.5 * rng.standard_normal((n, d))
+    share = rng.random((m, 1))
+    first, second = centres[rng.integers(count, size=(2, m))]
+    queries = share * first + (1 - share) * second + 0.7 * shift + 0.3 * rng.standard_normal((m, d))
+    return _unit(keys), _unit(queries)
+
+
+def _unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def journal_rows(folder):
+    """How many rows an unfinished result has safely on disk."""
+    try:
+        text = (folder / JOURNAL).read_text()
+    except FileNotFoundError:
+        return 0
+    return int(text.split('"rows": ')[1].split(",")[0])
+
+
+def kill_when(process, ready, seconds=60):
+    """Kill a process without warning as soon as `ready()`; it must not have ended by itself."""
+    end = time.monotonic() + seconds
+    while not ready():
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+class Silent(Backend):
+    """An engine that looks at the first quarters of the keys, and tells nothing of it."""
+
+    title, budget = "ScaNN", "nothing"
+
+    def __init__(self, keys):
+        self.keys, (self.n, self.d) = keys, keys.shape
+
+    def find(self, x, k, budget):
+        scores = x @ self.keys[: budget * self.n // 4].T
+        ids = np.argsort(-scores, axis=1)[:, :k]
+        return np.take_along_axis(scores, ids, 1), ids
+
+    def budgets(self):
+        return [1, 2, 3, 4]
+
+    @classmethod
+    def settings(cls, n, d):
+        return {}
+
+    @classmethod
+    def make(cls, given, directory):
+        np.save(directory / "keys.npy", given.keys.load())
+        return ["keys.npy"]
+
+    @classmethod
+    def open(cls, directory, n, d, settings, address):
+        return cls(np.load(directory / "keys.npy"))
+
+
+def load_script(name):
+    """A script of benchmarks/ as a module."""
+    path = ROOT / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,332 @@
+"""Studies of the data and of the machine: shift, leak, timing; their mathematics and one run of each."""
+
+import json
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from paper import leak, leak_search, shift, timing
+from paper.workspace import Workspace
+from amips.bench.summary import load_summary
+from amips.learn import evaluate
+from amips.learn.modules import Network
+from amips.nets import KeyNet, SupportNet
+from helpers import make_world
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    place = tmp_path_factory.mktemp("studies")
+    keys, queries = make_world(1600, 2600, 16, seed=5)
+    (place / "data").mkdir()
+    np.save(place / "data" / "keys.npy", keys)
+    np.save(place / "data" / "queries.npy", queries)
+    return Workspace(place / "data", "smoke", place / "out")
+
+
+def check_summary(summary, workspace, tmp_path):
+    """What every summary must have; it survives being written, and names no path."""
+    assert summary.verdict
+    assert summary.facts
+    assert summary.method
+    assert summary.command == f"amips study {summary.name} --data DATA --scale smoke --out OUT"
+    for table in summary.tables:
+        assert {len(row) for row in table.rows} == {len(table.head)}
+        assert all(cell and "nan" not in cell for row in table.rows for cell in row)
+    summary.save(tmp_path)
+    text = json.dumps(asdict(summary))
+    assert json.loads(json.dumps(asdict(load_summary(tmp_path)))) == json.loads(text)
+    assert str(workspace.out) not in text
+    assert "/tmp" not in text
+
+
+# shift
+
+
+def planted(n, d, spread, seed):
+    """Points near a random plane of R^d, and an orthonormal basis [2, d] of it; the first axis is longer."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.standard_normal((d, 2)))[0].T
+    points = rng.standard_normal((n, 2)) * [3.0, 1.5]
+    noise = spread * rng.standard_normal((n, d))
+    return (points @ basis + noise + rng.standard_normal(d)).astype(np.float32), basis
+
+
+def test_components_are_those_of_a_planted_plane():
+    rows, basis = planted(20_000, 24, 0.1, seed=0)
+    plane = shift.principal_plane(rows)
+    np.testing.assert_allclose(plane.axes @ plane.axes.T, np.eye(2), atol=1e-12)
+    np.testing.assert_allclose(np.abs(plane.axes @ basis.T), np.eye(2), atol=0.02)
+    np.testing.assert_allclose(plane.variances, [9, 2.25], rtol=0.05)
+    total = 9 + 2.25 + 24 * 0.01
+    np.testing.assert_allclose(plane.explained, np.array([9, 2.25]) / total, rtol=0.05)
+    projected = plane.project(rows)
+    np.testing.assert_allclose(projected.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(projected.var(axis=0), plane.variances, rtol=1e-6)
+
+
+def test_components_do_not_depend_on_the_blocks(monkeypatch):
+    rows, _ = planted(500, 8, 0.3, seed=1)
+    whole = shift.principal_plane(rows)
+    monkeypatch.setattr(shift, "BLOCK", 64)
+    parts = shift.principal_plane(rows)
+    np.testing.assert_allclose(parts.axes, whole.axes, atol=1e-10)
+    np.testing.assert_allclose(parts.project(rows), whole.project(rows), atol=1e-10)
+
+
+def densities(p, q):
+    edges = shift.edges_of(p, q)
+    width = shift.scott(p, min(len(p), len(q)), edges)
+    return shift.density(p, edges, width), shift.density(q, edges, width)
+
+
+def test_densities_sum_to_one_also_at_the_border():
+    rng = np.random.default_rng(0)
+    for points in (rng.random((300, 2)), np.zeros((5, 2)), rng.standard_normal((1, 2))):
+        for p in densities(points, points + 0.1):
+            assert p.min() >= 0
+            assert p.sum() == pytest.approx(1)
+
+
+def test_a_density_is_highest_where_the_points_are():
+    points = np.random.default_rng(0).normal([2.0, -1.0], 0.1, (2000, 2))
+    far = np.array([[-5.0, -5.0], [5.0, 5.0]])
+    edges = shift.edges_of(points, far)
+    p = shift.density(points, edges, shift.scott(points, 2000, edges))
+    i, j = np.unravel_index(p.argmax(), p.shape)
+    assert edges[0][i] - 0.2 < 2.0 < edges[0][i + 1] + 0.2
+    assert edges[1][j] - 0.2 < -1.0 < edges[1][j + 1] + 0.2
+
+
+def test_overlap_of_the_same_of_separate_and_of_half_moved_clouds():
+    rng = np.random.default_rng(0)
+    cloud, again = rng.standard_normal((2, 20_000, 2))
+    assert shift.overlap(*densities(cloud, cloud)) == pytest.approx(1)
+    assert shift.overlap(*densities(cloud, again)) > 0.95
+    assert shift.overlap(*densities(cloud, again + np.array([30, 0]))) < 0.001
+    # Two Gaussians of standard deviation 1 whose means are 2 apart share erfc(1 / sqrt(2)) = 0.317.
+    assert shift.overlap(*densities(cloud, again + np.array([2, 0]))) == pytest.approx(0.317, abs=0.03)
+
+
+def test_shift(workspace, tmp_path):
+    summary = shift.run(workspace)
+    check_summary(summary, workspace, tmp_path)
+    values = summary.values
+    scores = (np.load(workspace.work / "queries.npy")[workspace.split == "test"] @ workspace.keys.load().T).max(axis=1)
+    assert values["top1_mean"] == pytest.approx(scores.mean(), abs=1e-5)
+    assert values["top1_median"] == pytest.approx(np.median(scores), abs=1e-5)
+    keys, queries = workspace.keys.load().astype(np.float64), workspace.queries.load().astype(np.float64)
+    spread = np.sqrt(np.square(keys - keys.mean(axis=0)).sum(axis=1).mean())
+    apart = np.linalg.norm(keys.mean(axis=0) - queries.mean(axis=0))
+    assert values["apart_relative"] == pytest.approx(apart / spread)
+    # The queries of this world are moved, and two halves of its keys are not.
+    assert 0 < values["overlap"] < values["overlap_of_halves"] - 0.1
+    assert [row[1] for row in summary.tables[0].rows[1:]] == ["0.86", "0.71", "0.74"]
+    both, of_keys, of_queries = summary.charts[0].panels
+    assert [len(series.x) for series in both.series] == [1500, 2000]
+    for panel in (of_keys, of_queries):
+        assert np.sum(panel.grids[0].z) == pytest.approx(1, abs=1e-3)
+    # Rows of z are y: the density has its mean where the points have theirs.
+    grid, cloud = of_queries.grids[0], both.series[1]
+    z = np.array(grid.z)
+    assert (z.sum(axis=0) * grid.x).sum() == pytest.approx(np.mean(cloud.x), abs=0.02)
+    assert (z.sum(axis=1) * grid.y).sum() == pytest.approx(np.mean(cloud.y), abs=0.02)
+    assert abs(np.mean(cloud.x) - np.mean(cloud.y)) > 0.05  # so that axes in the wrong order would show
+    histogram = summary.charts[1].panels[0]
+    assert sum(histogram.series[0].y) == pytest.approx(1, abs=1e-3)
+    assert dict(histogram.marks) == {"mean": values["top1_mean"], "median": values["top1_median"]}
+    assert shift.run(workspace).values == values
+
+
+# leak
+
+
+def test_a_plan_leaks_by_row_and_holds_out_by_source():
+    distinct = np.arange(3, 1003, 2)
+    test = np.arange(500) % 10 == 0
+    planned = leak.plan(distinct, test, held=150, copies=4, most=None, seed=0)
+    rows = {name: np.flatnonzero(planned.split == name) for name in ("train", "val", "test")}
+    assert {name: len(ids) for name, ids in rows.items()} == {"train": 2100, "val": 150, "test": 250}
+    sources = {name: set(planned.source_of(ids).tolist()) for name, ids in rows.items()}
+    assert sources["test"] == set(distinct[test].tolist())
+    assert not sources["test"] & (sources["train"] | sources["val"])
+    assert len(sources["val"] - sources["train"]) == 0
+    # Originals and copies are leaky alike, in their proportion of 1 to 4.
+    assert 0.1 < (rows["val"] % 5 == 0).mean() < 0.3
+
+
+def test_a_plan_keeps_its_pool_within_bounds():
+    planned = leak.plan(np.arange(1000), np.arange(1000) < 100, held=500, copies=4, most=400, seed=0)
+    assert (planned.split != "test").sum() == 400
+    assert (planned.split == "val").sum() == 40  # a tenth, because 500 would be more than there is
+    assert (planned.split == "test").sum() == 500
+    assert len(np.unique(planned.sources)) == 80 + 100
+
+
+def test_rows_are_originals_followed_by_their_noisy_copies(workspace):
+    planned, task = leak.prepare(workspace)
+    rows = np.load(workspace.work / "leak.npy").reshape(-1, planned.each, 16)
+    originals = workspace.queries.take(planned.sources)
+    np.testing.assert_array_equal(rows[:, 0], originals)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=2), 1, atol=1e-5)
+    noise = (rows[:, 1:] - originals[:, None]).std()
+    # Scaling back to the norm takes away the part of the noise along x: one of 16 directions.
+    assert noise == pytest.approx(leak.NOISE * math.sqrt(15 / 16), rel=0.03)
+    trained = set(planned.source_of(task.train.source).tolist())
+    assert not trained & set(planned.source_of(task.test.source).tolist())
+    assert set(planned.source_of(task.test.source).tolist()) <= set(np.flatnonzero(workspace.split == "test"))
+    np.testing.assert_array_equal(task.val.queries, rows.reshape(-1, 16)[task.val.source])
+
+
+def test_equal_queries_cannot_leak_into_the_held_out_rows(tmp_path):
+    keys, queries = make_world(200, 600, 16, seed=6)
+    queries[300:] = queries[:300]
+    np.save(tmp_path / "keys.npy", keys)
+    np.save(tmp_path / "queries.npy", queries)
+    planned, task = leak.prepare(Workspace(tmp_path, "smoke", tmp_path / "out"))
+    assert len(np.unique(queries[planned.sources], axis=0)) == len(planned.sources)
+    assert len(task.train) + len(task.val) + len(task.test) == len(planned.split)
+
+
+def test_bootstrap_draws_sources_not_rows():
+    rng = np.random.default_rng(0)
+    of_source = rng.standard_normal(400)
+    alone = leak.bootstrap(of_source, np.arange(400), rng)
+    assert alone.mean() == pytest.approx(of_source.mean(), abs=0.01)
+    assert alone.std() == pytest.approx(of_source.std() / 20, rel=0.1)
+    # Ten equal rows of every source tell no more than one.
+    repeated = leak.bootstrap(np.repeat(of_source, 10), np.repeat(np.arange(400), 10), rng)
+    assert repeated.std() == pytest.approx(alone.std(), rel=0.1)
+
+
+def test_leak(workspace, tmp_path):
+    summary = leak.run(workspace)
+    check_summary(summary, workspace, tmp_path)
+    values = summary.values
+    # Memory alone does far better on leaky rows: the split does leak.
+    memory = values["lookup"]
+    assert memory["leaky"] > 0.5
+    assert memory["leaky"] > 2 * memory["held"]
+    assert memory["interval"][0] > 0.2
+    assert (values["leaky_with_relatives"], values["held_with_relatives"]) == (1.0, 0.0)
+    assert values["rows"] == {"train": 900, "leaky": 100, "held": 1000}
+    assert values["times_seen"] == pytest.approx(4096 / 900)
+    for metric in leak.METRICS:
+        one = values[metric]
+        assert one["difference"] == pytest.approx(one["leaky"] - one["held"])
+        assert one["interval"][0] <= one["difference"] <= one["interval"][1]
+    assert leak.run(workspace).values == values
+    assert summary.verdict[2:4] == leak_search.search_sentences(values["search"])
+    # What the predicted key finds first, once more from the raw runs: its best recall on either kind of rows.
+    ranks = []
+    for raw in workspace.out.glob("leak/runs/ivf-*-model-drop-in-*.npz"):
+        with np.load(raw) as run:
+            ranks.append(run["rank"])
+    for kind, part in (("leaky", slice(0, 100)), ("held", slice(100, None))):
+        best = max(float((rank[part] == 1).mean()) for rank in ranks)
+        assert values["search"]["recall@1"][kind]["front"]["KeyNet XS, drop-in"][1][-1] == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("leaky", "held", "end"),
+    [
+        (
+            0.2,
+            -0.1,
+            "+20.0 points on leaky rows and -10.0 points on held-out rows: it leads only where relatives",
+        ),
+        (0.2, 0.1, ": it leads on both."),
+        (
+            0.005,
+            None,
+            "+0.5 points on leaky rows and nowhere comparable on held-out rows: it leads on neither.",
+        ),
+        (None, 0.3, ": it leads on held-out rows only."),
+    ],
+)
+def test_where_the_predicted_key_leads_is_said(leaky, held, end):
+    name = leak_search.DROP_IN
+    values = {"leaky": {"lead": {name: leaky}}, "held": {"lead": {name: held}}}
+    for said in leak_search.search_sentences(dict.fromkeys(leak_search.SEARCHED, values)):
+        assert end in said
+
+
+def test_leak_measures_what_evaluate_does(workspace):
+    _, task = leak.prepare(workspace)
+    net = workspace.model(task, KeyNet("XS"), "leak")
+    for split in (task.val, task.test):
+        means = {name: value.mean() for name, value in leak.per_row(net, task, split).items()}
+        expected = evaluate(net, task, split)
+        assert means == pytest.approx({name: expected[name] for name in means}, rel=1e-5, abs=1e-6)
+
+
+# timing
+
+
+def test_turns_are_taken_round_by_round_after_a_warm_one():
+    calls = []
+    groups = [{name: lambda name=name: calls.append(name) for name in names} for names in ("ab", "cd")]
+    times = timing.in_turns(groups, rounds=3)
+    assert calls == list("aabccd" * 4)  # the first of a group once more, untimed
+    assert {name: len(seconds) for name, seconds in times.items()} == dict.fromkeys("abcd", 3)
+
+
+@pytest.mark.parametrize("spec", [SupportNet(width=12), KeyNet(width=12)], ids=["support", "key"])
+def test_both_runtimes_compute_the_same(spec):
+    x = make_world(10, 30, 16, seed=0)[1]
+    work = timing.networks(Network(spec.architecture(1000, 16, 1), 0), x)
+    for output in timing.OUTPUTS:
+        torched, numpied = work["torch", output](), work["numpy", output]()
+        assert not torched.requires_grad
+        assert torched.shape == numpied.shape == ((30, 1) if output == "score" else (30, 1, 16))
+        np.testing.assert_allclose(torched.numpy(), numpied, atol=1e-5)
+
+
+def test_ratios_of_the_paper():
+    support, key = timing.paper_ratios("SupportNet"), timing.paper_ratios("KeyNet")
+    assert len(support) == len(key) == 9
+    assert np.median(support) == pytest.approx(1.895, abs=0.001)
+    assert (min(key), max(key)) == (pytest.approx(0.995, abs=0.001), pytest.approx(1.008, abs=0.001))
+
+
+def test_figures_are_derived_round_by_round():
+    names = [timing.name_of(r, n, s, o) for r in timing.RUNTIMES for n, o in timing.COLUMNS for s in "SML"]
+    # A machine that becomes ten times slower: ratios within a round do not see it.
+    pace = [1.0, 1.0, 10.0]
+    times = {name: [(2.0 if "gradient" in name else 1.0) * p for p in pace] for name in names}
+    times |= {"torch peak": [0.5 * p for p in pace], "numpy peak": [1.0 * p for p in pace]}
+    flops = dict.fromkeys(times, 1e9)
+    values = timing.figures(times, flops)
+    assert values["torch KeyNet M ratio"] == 2
+    assert values["numpy / torch SupportNet L score"] == 1
+    assert values["peak GFLOP/s"] == 2
+    assert values[names[0]]["share"] == 0.5
+    assert values[names[0]]["seconds"] == 1
+    assert values[names[0]]["quartiles"] == [1, 5.5]
+
+
+def test_timing(workspace, tmp_path):
+    threads = torch.get_num_threads()
+    summary = timing.run(workspace)
+    assert torch.get_num_threads() == threads
+    check_summary(summary, workspace, tmp_path)
+    values = summary.values
+    for size in timing.TIMED_SIZES:
+        for kind, spec in timing.NETWORKS.items():
+            a = spec(size=size, depth=4).architecture(workspace.keys.n, 16, 1)
+            for runtime in timing.RUNTIMES:
+                score, gradient = (values[timing.name_of(runtime, kind, size, o)] for o in timing.OUTPUTS)
+                assert score["flops"] == 256 * a.score_flops
+                assert gradient["flops"] == 256 * a.key_flops()
+                for one in (score, gradient):
+                    assert 0 < one["quartiles"][0] <= one["seconds"] <= one["quartiles"][1]
+                    assert 0 < one["share"] < math.inf
+                assert 0 < values[f"{runtime} {kind} {size} ratio"] < math.inf
+    assert len(summary.tables[0].rows) == 3 * (2 + 3)
+    assert len(summary.tables[1].rows) == 3 * 2
+    assert summary.machine["torch"] == torch.__version__

@@ -1,0 +1,408 @@
+"""Studies of training: dynamics, tradeoff, losses, horizon; what they share, and one run of each."""
+
+import json
+import math
+import re
+from dataclasses import asdict, fields
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from amips.bench.derive import Bootstrap
+from paper import dynamics, horizon, ivf, losses, mappers, tradeoff
+from paper.workspace import Workspace
+from amips.bench.summary import load_summary
+from amips.learn import evaluate, loop
+from amips.nets import RECIPES, Recipe
+from amips.nets import load_model
+from helpers import make_world
+
+torch.set_num_threads(1)
+
+NETWORKS = {
+    f"{kind} {size}, L = {depth}" for kind in mappers.KINDS for size in ("XS", "S") for depth in (2, 4)
+}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    place = tmp_path_factory.mktemp("studies")
+    keys, queries = make_world(800, 1500, 16, seed=5)
+    (place / "data").mkdir()
+    np.save(place / "data" / "keys.npy", keys)
+    np.save(place / "data" / "queries.npy", queries)
+    return Workspace(place / "data", "smoke", place / "out")
+
+
+def checked(summary, workspace, tmp_path):
+    """What every summary must have; it survives being written, and names no path."""
+    assert summary.verdict
+    assert summary.facts
+    assert summary.method
+    assert summary.command == f"amips study {summary.name} --data DATA --scale smoke --out OUT"
+    for table in summary.tables:
+        assert {len(row) for row in table.rows} == {len(table.head)}
+        measured = [row for row in table.rows if not row[0].startswith("the paper")]
+        assert all(cell and "nan" not in cell for row in measured for cell in row)
+        assert "The paper" in table.note
+    assert all("as in the paper" in one or "not reproduced" in one for one in summary.verdict[-1:])
+    assert "nan" not in " ".join(summary.verdict)
+    summary.save(tmp_path)
+    text = json.dumps(asdict(summary), allow_nan=False)
+    assert json.loads(json.dumps(asdict(load_summary(tmp_path)))) == json.loads(text)
+    assert str(workspace.out) not in text
+    return summary
+
+
+def metrics_of(workspace, name):
+    """The metrics of a stored run on test, evaluated anew."""
+    task = workspace.mapping_task()
+    return evaluate(load_model(workspace.run_directory(name, task)), task, task.test)
+
+
+def trained(kind, size, depth, erel, mrr=None, val=None):
+    """A network whose errors are given."""
+    rows = {"erel": np.asarray(erel, float), "mrr": np.asarray(erel if mrr is None else mrr, float)}
+    about = {"samples": 1000, "val": val or {"erel": rows["erel"].mean(), "mrr": rows["mrr"].mean()}}
+    task = SimpleNamespace(test=SimpleNamespace(source=np.arange(len(rows["erel"]))))
+    made = mappers.Trained(kind, size, depth, task, None, SimpleNamespace(about=about))
+    vars(made)["rows"] = rows
+    return made
+
+
+# what they share
+
+
+def test_pairs_differ_in_one_thing_and_are_neighbours():
+    found = [trained("KeyNet", size, depth, [0.0]) for size in ("S", "L", "XS") for depth in (8, 2, 4)]
+    by_size = [(a.size, b.size, a.depth, b.depth) for a, b in mappers.pairs(found, "size")]
+    assert len(by_size) == 6
+    assert {(a, b) for a, b, _, _ in by_size} == {("XS", "S"), ("S", "L")}
+    assert all(a == b for _, _, a, b in by_size)
+    by_depth = [(a.depth, b.depth, a.size, b.size) for a, b in mappers.pairs(found, "depth")]
+    assert {(a, b) for a, b, _, _ in by_depth} == {(2, 4), (4, 8)}
+    assert all(a == b for _, _, a, b in by_depth)
+    other = trained("SupportNet", "L", 8, [0.0])
+    assert len(mappers.pairs([*found, other], "size")) == 6  # of its own kind there is no other
+
+
+def test_a_difference_is_sure_where_its_interval_leaves_out_zero():
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(400)
+    one, other = trained("KeyNet", "XS", 2, noise - 0.5), trained("KeyNet", "S", 2, noise)
+    found = mappers.difference(one, other, "erel", Bootstrap(400))
+    assert (found.value, found.low, found.high) == pytest.approx((-0.5, -0.5, -0.5))  # the same queries
+    assert found.sure
+    unlike = trained("KeyNet", "S", 2, rng.standard_normal(400) + 0.02)
+    unsure = mappers.difference(one, trained("KeyNet", "S", 2, noise - 0.5), "erel", Bootstrap(400))
+    assert (unsure.value, unsure.sure) == (0, False)
+    wide = mappers.difference(unlike, other, "erel", Bootstrap(400))
+    assert wide.low < wide.value < wide.high
+    assert mappers.better(found, "erel")
+    assert not mappers.better(found, "mrr")
+    pair = [(other, one)]
+    assert mappers.counted(pair, "erel", Bootstrap(400)) == (1, 1)
+    assert mappers.counted(pair, "mrr", Bootstrap(400)) == (0, 0)
+
+
+def test_per_row_errors_have_the_means_that_evaluate_gives(workspace):
+    task = workspace.mapping_task()
+    for kind in mappers.KINDS:
+        one = mappers.trained(workspace, task, kind, "XS")
+        expected = evaluate(one.model, task, task.test)
+        means = {name: value.mean() for name, value in one.rows.items()}
+        assert set(means) >= {"score", "key", "erel", "mrr", "match"}
+        assert means == pytest.approx({name: expected[name] for name in means}, rel=1e-5, abs=1e-6)
+
+
+def test_the_curve_is_what_the_run_logged(workspace):
+    task = workspace.mapping_task()
+    one = mappers.trained(workspace, task, "KeyNet", "XS")
+    log = [json.loads(line) for line in (one.directory / "log.jsonl").read_text().splitlines()]
+    samples, erel = one.curve("erel")
+    assert samples == [entry["samples"] for entry in log]
+    assert samples[-1] == one.samples == 4096
+    assert erel == [entry["val"]["erel"] for entry in log]
+    assert one.curve("loss")[1] == [entry["train"]["loss"] for entry in log]
+
+
+def test_the_mapper_of_the_search_studies_is_the_same_run(workspace, monkeypatch):
+    task = workspace.mapping_task()
+    one = mappers.trained(workspace, task, "KeyNet", "XS")
+    monkeypatch.setattr(loop.Run, "step", lambda self, done: pytest.fail("trained again"))
+    assert ivf.mapper(workspace, task, "XS") == str(one.directory)
+    assert one.directory == workspace.work / f"run-keynet-xs-{task.path.name}"
+
+
+# the studies, without running them
+
+
+def with_curve(name, ys, size="XS", depth=2, erel=None):
+    """A network whose curve on val is given, one evaluation every 100 samples."""
+    made = trained("KeyNet", size, depth, [ys[-1]] * 20 if erel is None else erel)
+    vars(made)["log"] = [
+        {"samples": 100.0 * (i + 1), "val": {"erel": y}, "train": {"loss": y}} for i, y in enumerate(ys)
+    ]
+    return made
+
+
+def test_errors_at_equal_samples_are_between_evaluations():
+    one = with_curve("a", [0.0, -0.2, -0.6])
+    assert dynamics.at(one, 100) == 0
+    assert dynamics.at(one, 250) == pytest.approx(-0.4)
+    assert dynamics.at(one, 99) is None
+    assert dynamics.at(one, 301) is None
+    assert dynamics.rise(one) == 0
+    assert dynamics.rise(with_curve("a", [0.0, -0.6, -0.2])) == pytest.approx(0.4)
+
+
+def test_dynamics_says_what_was_not_reproduced():
+    steady = [
+        with_curve("", [0, -0.1, -0.2], "XS", 2),
+        with_curve("", [0, -0.1, -0.1], "XS", 4),
+        with_curve("", [0, -0.2, -0.3], "S", 2),
+        with_curve("", [0, -0.2, -0.4], "S", 4),
+    ]
+    stable, size, equal, depth = dynamics._verdict(steady, 200)
+    assert "at most 0.000" in stable
+    assert stable.endswith("as in the paper (no run diverges or becomes unstable late).")
+    assert "the larger network ends with the lower erel on test in 2 (surely in 2): as in the paper" in size
+    assert equal.endswith("the larger one is lower on val in 2 of 2 pairs.")
+    assert "L = 2 for XS (erel -0.200 on test), L = 4 for S (erel -0.400 on test): as in the paper" in depth
+    shaky = [with_curve("", [0, -0.5, -0.2], "XS", 2), with_curve("", [0, -0.1, -0.1], "S", 2)]
+    stable, size, _, depth = dynamics._verdict(shaky, 200)
+    assert "KeyNet XS, L = 2 ends 0.300 above its lowest point: not reproduced" in stable
+    assert "in 0 (surely in 0): not reproduced (the paper: larger models reach lower errors)" in size
+    assert "not reproduced (the paper: larger models favour greater depth)" in depth
+
+
+def test_tradeoff_says_what_was_not_reproduced():
+    def world(support_erel, support_mrr):
+        found = []
+        for size, erel, mrr in (("XS", -0.2, 0.2), ("S", -0.4, 0.4)):
+            for depth, less in ((2, 0.0), (4, 0.05)):
+                key = (erel + less, mrr - less)
+                own = (key[0] + support_erel[size], key[1] + support_mrr[size])
+                found += [trained("KeyNet", size, depth, [key[0]] * 9, [key[1]] * 9)]
+                found += [trained("SupportNet", size, depth, [own[0]] * 9, [own[1]] * 9)]
+        return tradeoff._verdict(found, ("XS", "S"))
+
+    said = world({"XS": 0.01, "S": -0.01}, {"XS": 0.01, "S": -0.01})
+    assert "KeyNet S, L = 2 the highest MRR (0.400 on test" in said[0]
+    assert (
+        said[1] == "The same budget gave KeyNets 0.001 million samples and SupportNets 0.001 million samples."
+    )
+    said = said[:1] + said[2:]
+    assert all("as in the paper" in sentence for sentence in said[1:])
+    assert said[1].startswith(
+        "KeyNet: of 2 pairs that differ in size alone, the larger one has the lower erel"
+    )
+    assert said[3].startswith(
+        "KeyNet: of 2 pairs that differ in depth alone, the deeper one has the lower erel"
+    )
+    # Near the query itself everything is found, but farther from the key.
+    near = trained("SupportNet", "XS", 2, [0.7] * 9, [0.9] * 9)
+    far = [trained(kind, size, 2, [-0.1] * 9, [0.1] * 9) for kind in mappers.KINDS for size in ("XS", "S")]
+    assert "SupportNet XS, L = 2 predicts points farther" in tradeoff._verdict([near, *far], ("XS", "S"))[1]
+    *_, small, large = world({"XS": -0.01, "S": 0.01}, {"XS": -0.01, "S": 0.01})
+    assert "not reproduced (the paper: the higher erel and the higher MRR at small sizes)" in small
+    assert "the lower erel at 0 of 2 depths and the higher MRR at 2 of 2 depths" in large
+    assert "not reproduced" in large
+
+
+@pytest.mark.parametrize("scale", ["default", "paper"])
+def test_the_three_recipes_differ_in_the_weights_alone(scale):
+    made = losses.recipes(scale)
+    base = RECIPES[scale]
+    assert made[losses.BOTH] == base
+    changed = {
+        loss: {
+            field.name: (getattr(base, field.name), getattr(recipe, field.name))
+            for field in fields(Recipe)
+            if getattr(base, field.name) != getattr(recipe, field.name)
+        }
+        for loss, recipe in made.items()
+    }
+    assert changed == {
+        "both": {},
+        "score only": {"grad": (1.0, 0.0), "key": (1.0, 0.0)},
+        "gradient only": {"score": (0.01, 0.0), "consist": (0.01, 0.0)},
+    }
+
+
+def of_losses(score, key):
+    made = trained("KeyNet", "XS", 2, [0.0] * 9)
+    vars(made)["rows"] |= {"score": np.full(9, score), "key": np.full(9, key)}
+    return made
+
+
+def test_losses_say_what_was_not_reproduced():
+    def said(both):
+        found = {"score only": (0.01, 2.0), "gradient only": (0.1, 1.0), "both": both}
+        return losses._verdict({("KeyNet", 1.0, loss): of_losses(*errors) for loss, errors in found.items()})
+
+    corners, together = said((0.05, 1.02))
+    assert "score error is lowest with score only (0.01000)" in corners
+    assert corners.endswith("as in the paper (each alone is best at its own error).")
+    assert "1.020 times the gradient error of gradient alone, and 0.500 times its score error" in together
+    assert "as in the paper" in together
+    for both in ((0.099, 1.0), (0.05, 1.2)):  # hardly a lower score error; a much higher gradient error
+        assert "not reproduced" in said(both)[1]
+
+
+def test_horizons_are_in_the_ratio_of_the_paper():
+    for scale in ("smoke", "small", "full"):
+        shares = [horizon.share(scale, units) for units in horizon.HORIZONS]
+        assert [share / shares[0] for share in shares] == pytest.approx([1, 3, 5, 7])
+    # At small, three units are the run of the other studies, to the last bit; at full one is.
+    assert horizon.share("small", 3) == 1
+    assert horizon.share("full", 1) == 1
+
+
+def of_horizon(ratio, mrr, loss, spread=0.0):
+    made = trained("KeyNet", "S", 2, np.full(50, math.log(ratio)), mrr + spread * np.linspace(-1, 1, 50))
+    vars(made)["log"] = [{"samples": 100, "val": {"erel": 0.0}, "train": {"loss": loss}}]
+    return made
+
+
+def test_horizon_says_what_was_not_reproduced():
+    plateau = {
+        units: of_horizon(ratio, mrr, loss)
+        for units, ratio, mrr, loss in zip(
+            (1, 3, 5, 7),
+            (0.40, 0.375, 0.37, 0.365),
+            (0.1, 0.2, 0.201, 0.202),
+            (4.0, 3.0, 2.0, 1.0),
+            strict=True,
+        )
+    }
+    loss, unit, erel, mrr = horizon._verdict(plateau)
+    assert unit == "A unit is 0.001 million samples here and a billion in the paper."
+    assert "as in the paper (longer runs reach lower losses)" in loss
+    assert "0.400, 0.375 and 0.365 after 1, 3 and 7 units" in erel
+    assert "it falls by 0.025 up to 3 units and by 0.010 from there" in erel
+    assert "as in the paper (diminishing returns past 3 units)" in erel
+    assert "gains +0.002" in mrr
+    assert "as in the paper" in mrr
+    rising = {**plateau, 5: of_horizon(0.3, 0.25, 3.5), 7: of_horizon(0.2, 0.3, 3.4)}
+    loss, _, erel, mrr = horizon._verdict(rising)
+    assert all("not reproduced" in sentence for sentence in (loss, erel, mrr))
+
+
+# one run of each, in one place
+
+
+def test_dynamics(workspace, tmp_path):
+    summary = checked(dynamics.run(workspace), workspace, tmp_path)
+    found = summary.values["networks"]
+    assert set(found) == {name for name in NETWORKS if name.startswith("KeyNet")}
+    for row in summary.tables[0].rows:
+        one = found[row[0]]
+        name = "keynet-" + one["size"].lower() + ("" if one["depth"] == 2 else f"-{one['depth']}")
+        metrics = metrics_of(workspace, name)
+        assert float(row[6]) == pytest.approx(metrics["erel"], abs=6e-4)
+        assert float(row[7]) == pytest.approx(math.exp(metrics["erel"]), abs=6e-4)
+        assert [float(cell) for cell in (row[2], row[4])] == pytest.approx(
+            [one["curve"]["erel"][0], one["curve"]["erel"][-1]], abs=6e-4
+        )
+    curves = {
+        f"{panel.title}, {s.name}": (s.x, s.y) for panel in summary.charts[0].panels for s in panel.series
+    }
+    assert curves == {name: (one["curve"]["samples"], one["curve"]["erel"]) for name, one in found.items()}
+
+
+def test_nothing_is_trained_twice(workspace, tmp_path, monkeypatch):
+    """Tradeoff finds the KeyNets of dynamics, and the other two find theirs; again, nothing is trained."""
+    dynamics.run(workspace)
+    begun = []
+    run_train = loop.Run.train
+    monkeypatch.setattr(
+        loop.Run, "train", lambda self, show: begun.append(self.out.name) or run_train(self, show)
+    )
+    values = {"tradeoff": tradeoff.run(workspace).values}
+    assert not [name for name in begun if "keynet" in name]
+    values["losses"] = losses.run(workspace).values
+    values["horizon"] = horizon.run(workspace).values
+    assert len(begun) == len(set(begun))
+    task = workspace.mapping_task().path.name
+    new = {name.removeprefix("run-").removesuffix(f"-{task}") for name in begun}
+    alone = {f"{kind}-xs-{loss}-only" for kind in ("keynet", "supportnet") for loss in ("score", "gradient")}
+    assert new - {f"supportnet-{name}" for name in ("xs", "s", "xs-4", "s-4")} == {
+        *alone,
+        *("keynet-s-x3", "keynet-s-x5", "keynet-s-x7"),
+    }
+    begun.clear()
+    for study in (tradeoff, losses, horizon):
+        assert study.run(workspace).values == values[study.__name__.rsplit(".", 1)[1]]
+    assert begun == []
+
+
+def test_tradeoff(workspace, tmp_path):
+    summary = checked(tradeoff.run(workspace), workspace, tmp_path)
+    found = summary.values["networks"]
+    assert set(found) == NETWORKS
+    for row in summary.tables[0].rows:
+        one = found[row[0]]
+        name = f"{one['kind'].lower()}-{one['size'].lower()}" + (
+            "" if one["depth"] == 2 else f"-{one['depth']}"
+        )
+        metrics = metrics_of(workspace, name)
+        assert [float(cell) for cell in row[3:]] == pytest.approx(
+            [metrics["erel"], math.exp(metrics["erel"]), metrics["mrr"], metrics["match"]], abs=6e-4
+        )
+    points = {
+        (x, y)
+        for series in summary.charts[0].panels[0].series
+        for x, y in zip(series.x, series.y, strict=True)
+    }
+    assert points == {(one["test"]["mrr"], one["test"]["erel"]) for one in found.values()}
+    told = re.search(r"networks, (.+?) has the lowest erel on val", summary.verdict[0])
+    assert found[told[1]]["val"]["erel"] == min(one["val"]["erel"] for one in found.values())
+
+
+def test_losses(workspace, tmp_path):
+    summary = checked(losses.run(workspace), workspace, tmp_path)
+    found = summary.values["networks"]
+    assert set(found) == {f"{kind}, {loss}" for kind in mappers.KINDS for loss in losses.WITHOUT}
+    recipes = losses.recipes("default")
+    for name, one in found.items():
+        assert one["recipe"] == asdict(recipes[name.split(", ")[1]])
+    for row in summary.tables[0].rows:
+        kind, loss = row[0].split(", ")
+        tag = "" if loss == "both" else "-" + loss.replace(" ", "-")
+        metrics = metrics_of(workspace, f"{kind.lower()}-xs{tag}")
+        shown = [metrics[name] for name in ("score", "key", "erel", "mrr")]
+        assert [float(cell) for cell in row[2:]] == pytest.approx(shown, abs=6e-4)
+    # A loss that is trained on alone is lower than one that is not trained on at all.
+    for kind in mappers.KINDS:
+        alone = {loss: found[f"{kind}, {loss} only"]["test"] for loss in ("score", "gradient")}
+        assert alone["score"]["score"] < alone["gradient"]["score"]
+        assert alone["gradient"]["key"] < alone["score"]["key"]
+
+
+def test_horizon(workspace, tmp_path):
+    summary = checked(horizon.run(workspace), workspace, tmp_path)
+    found = summary.values["networks"]
+    samples = [found[str(units)]["samples"] for units in horizon.HORIZONS]
+    assert [count / samples[0] for count in samples] == [1, 3, 5, 7]
+    # Evaluated as often in proportion: at small they count as training time.
+    steps = [len(found[str(units)]["curve"]["samples"]) for units in horizon.HORIZONS]
+    assert steps == [4, 12, 20, 28]
+    final = [found[str(units)]["curve"]["loss"][-1] for units in horizon.HORIZONS]
+    assert all(later < earlier for earlier, later in pairwise(final))  # so few samples: each more helps
+    assert summary.verdict[0].endswith("as in the paper (longer runs reach lower losses).")
+    rows = summary.tables[0].rows
+    assert [row[0] for row in rows[:4]] == ["1 unit", "3 units", "5 units", "7 units"]
+    for units, row in zip(horizon.HORIZONS, rows, strict=False):
+        metrics = metrics_of(workspace, "keynet-s" if units == 1 else f"keynet-s-x{units}")
+        shown = [metrics["erel"], math.exp(metrics["erel"]), metrics["mrr"]]
+        assert [float(cell) for cell in row[3:]] == pytest.approx(shown, abs=6e-4)
+    paper = [(row[0], row[4]) for row in rows[4:]]
+    assert paper == [
+        ("the paper, NQ: 1 unit", "0.400"),
+        ("the paper, NQ: 3 units", "0.375"),
+        ("the paper, NQ: 7 units", "0.365"),
+    ]

@@ -1,0 +1,598 @@
+"""The task: split before noise, exact targets for every copy, whole or visibly unfinished."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import amips
+from amips import Cells, TaskError, VectorError
+from amips import cells as partition
+from amips import exact as labeller
+from amips.vectors import inspect, open_vectors
+from helpers import journal_rows, kill_when, make_world
+
+SPLITS = ("train", "val", "test")
+SMALL = {"val": 20, "test": 30, "k": 5}
+
+
+def splits(task):
+    return {name: getattr(task, name) for name in SPLITS}
+
+
+def content(folder):
+    """Every file of a directory with its bytes."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def check_targets(task):
+    """Top keys and cell maxima of every row of every split, against float64 brute force."""
+    keys = np.asarray(task.keys, np.float64)
+    for split in splits(task).values():
+        scores = np.asarray(split.queries, np.float64) @ keys.T
+        m = len(split)
+        k = split.top_ids.shape[1]
+        size = np.abs(scores).max()
+        assert np.allclose(split.top_scores, -np.sort(-scores, axis=1)[:, :k], atol=2e-6 * size)
+        assert np.allclose(
+            np.take_along_axis(scores, split.top_ids.astype(int), axis=1), split.top_scores, atol=2e-6 * size
+        )
+        assert split.cell_scores.shape == split.cell_ids.shape == (m, task.c)
+        for j in range(task.c):
+            members = np.flatnonzero(task.cells.assignment == j)
+            assert np.allclose(split.cell_scores[:, j], scores[:, members].max(axis=1), atol=2e-6 * size)
+            assert (task.cells.assignment[split.cell_ids[:, j]] == j).all()
+
+
+class TestLabel:
+    def test_shapes_and_facts(self, task, world):
+        keys, _ = world
+        assert (task.n, task.d, task.c) == (600, 16, 8)
+        assert {name: len(split) for name, split in splits(task).items()} == {
+            "train": 1000,
+            "val": 100,
+            "test": 100,
+        }
+        assert np.array_equal(task.keys, keys)
+        assert task.fingerprint == inspect(open_vectors(keys)).fingerprint
+        assert task.manifest["unit_norm"] is True
+        assert task.manifest["imbalance"] == task.cells.imbalance
+        assert task.train.top_ids.shape == (1000, 10)
+        assert "600 keys, d = 16, 8 cells; queries: 1,000 train, 100 val, 100 test" in repr(task)
+
+    def test_everything_is_memory_mapped(self, task):
+        for split in splits(task).values():
+            for name in ("queries", "source", "top_scores", "top_ids", "cell_scores", "cell_ids"):
+                assert isinstance(getattr(split, name), np.memmap)
+                assert not getattr(split, name).flags.writeable
+        assert isinstance(task.keys, np.memmap)
+
+    def test_targets_are_exact_for_every_copy(self, task):
+        check_targets(task)
+
+    def test_without_cells_the_only_cell_holds_the_top_key(self, task1):
+        assert task1.c == 1
+        check_targets(task1)
+        assert np.array_equal(task1.val.cell_ids, task1.val.top_ids[:, :1])
+        assert not (task1.path / "val" / "cells").exists()
+
+    def test_top_keys_agree_with_cell_maxima(self, task):
+        for split in splits(task).values():
+            best = split.cell_scores.argmax(axis=1)
+            assert np.array_equal(split.cell_ids[np.arange(len(split)), best], split.top_ids[:, 0])
+
+    def test_sources_are_in_one_split_only_and_all_there(self, task, world):
+        sources = {name: set(split.source.tolist()) for name, split in splits(task).items()}
+        assert {name: len(found) for name, found in sources.items()} == {
+            "train": 500,
+            "val": 100,
+            "test": 100,
+        }
+        assert set().union(*sources.values()) == set(range(len(world[1])))
+
+    def test_originals_are_bit_for_bit_the_queries_given(self, task, world):
+        _, queries = world
+        assert np.array_equal(task.val.queries, queries[task.val.source])
+        assert np.array_equal(task.test.queries, queries[task.test.source])
+        assert np.array_equal(task.train.queries[::2], queries[task.train.source[::2]])
+
+    def test_the_split_is_at_random(self, task):
+        """Not the head or the tail of the log."""
+        assert 250 < task.test.source.mean() < 450
+        assert (np.diff(np.sort(task.test.source)) > 1).any()
+
+    def test_copies_are_noisy_at_the_norm_of_their_source(self, world, tmp_path):
+        keys, queries = world
+        scaled = queries * np.linspace(0.5, 4, len(queries), dtype=np.float32)[:, None]
+        task = amips.label(keys, scaled, copies=3, noise=0.05, out=tmp_path / "t", **SMALL)
+        x, source = np.asarray(task.train.queries), task.train.source
+        assert x.shape == (4 * 650, 16)
+        assert (source.reshape(-1, 4) == source[::4, None]).all()
+        original = scaled[source]
+        norms = np.linalg.norm(original, axis=1)
+        assert np.allclose(np.linalg.norm(x, axis=1), norms, rtol=1e-5)
+        assert np.array_equal(x[::4], original[::4])
+        away = np.linalg.norm(x - original, axis=1) / norms
+        # 0.05 for each of 16 coordinates is 0.2, less what rescaling takes away along the query.
+        assert away.reshape(-1, 4)[:, 1:].mean() == pytest.approx(0.05 * np.sqrt(15), rel=0.05)
+        assert len(np.unique(x, axis=0)) == len(x)
+        assert not task.manifest["unit_norm"]
+        check_targets(task)
+
+    def test_noise_in_other_splits_on_request(self, world, tmp_path):
+        task = amips.label(*world, copies=2, noisy_splits=("val", "train"), out=tmp_path / "t", **SMALL)
+        assert {name: len(split) for name, split in splits(task).items()} == {
+            "train": 1950,
+            "val": 60,
+            "test": 30,
+        }
+        check_targets(task)
+
+    def test_no_copies(self, world, tmp_path):
+        task = amips.label(*world, copies=0, out=tmp_path / "t", **SMALL)
+        assert np.array_equal(task.train.queries, world[1][task.train.source])
+
+    def test_noise_is_made_in_blocks_with_numbers_of_their_own(self, tmp_path):
+        keys, _ = make_world(20, 1, 256, seed=1)
+        queries = np.random.default_rng(2).standard_normal((9000, 256)).astype(np.float32)
+        task = amips.label(keys, queries, noise=0.1, out=tmp_path / "t", val=1, test=1, k=1)
+        noise = np.asarray(task.train.queries)[1::2] - np.asarray(task.train.queries)[::2]
+        noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+        block = (1 << 22) // (256 * 2)
+        assert len(noise) > block + 500
+        assert np.abs((noise[:500] * noise[block : block + 500]).sum(axis=1)).max() < 0.5
+
+    def test_duplicates_are_removed_before_the_split(self, world, tmp_path):
+        keys, queries = world
+        log = np.concatenate([queries[:300], queries[100:300], queries[:300] * 1.0, queries[250:]])
+        log[600:700, 0] += 0.0
+        task = amips.label(keys, log, copies=0, out=tmp_path / "t", **SMALL)
+        assert task.manifest["duplicate_queries"] == len(log) - 700
+        rows = np.concatenate([np.asarray(split.queries) for split in splits(task).values()])
+        assert len(rows) == len(np.unique(rows, axis=0)) == 700
+        sources = np.concatenate([split.source for split in splits(task).values()])
+        assert np.array_equal(rows, log[sources])
+        first = {row.tobytes(): i for i, row in reversed(list(enumerate(log)))}
+        assert all(first[row.tobytes()] == source for row, source in zip(rows, sources, strict=True))
+
+    def test_minus_zero_is_a_duplicate_of_zero(self, world, tmp_path):
+        keys, queries = world
+        queries = queries.copy()
+        queries[:, 3] = 0
+        double = queries.copy()
+        double[:, 3] = -0.0
+        task = amips.label(keys, np.concatenate([queries, double]), out=tmp_path / "t", **SMALL)
+        assert task.manifest["duplicate_queries"] == 700
+
+    def test_unnormalised_keys_and_queries(self, tmp_path):
+        """Inner products, not angles: the longest keys win most queries."""
+        keys, queries = make_world(400, 300, 12, seed=3)
+        keys *= np.exp(np.random.default_rng(4).standard_normal((400, 1))).astype(np.float32)
+        queries *= 7
+        task = amips.label(keys, queries, cells=5, out=tmp_path / "t", **SMALL)
+        check_targets(task)
+        norms = np.linalg.norm(keys, axis=1)
+        assert norms[task.train.top_ids[:, 0]].mean() > 2 * norms.mean()
+
+    def test_fewer_keys_than_k(self, tmp_path):
+        keys, queries = make_world(4, 60, 8, seed=5)
+        task = amips.label(keys, queries, val=5, test=5, k=100, out=tmp_path / "t")
+        assert task.val.top_ids.shape == (5, 4)
+        assert (np.sort(task.val.top_ids, axis=1) == np.arange(4)).all()
+
+    def test_duplicate_keys_are_labelled_with_the_lowest_id(self, world, tmp_path):
+        keys, queries = world
+        task = amips.label(np.concatenate([keys, keys]), queries, cells=4, out=tmp_path / "t", **SMALL)
+        assert (task.train.top_ids[:, 0] < 600).all()
+        assert (task.train.top_ids[:, 1] == task.train.top_ids[:, 0] + 600).all()
+
+    def test_a_given_partition(self, world, tmp_path):
+        keys, queries = world
+        cells = Cells((np.arange(600) % 3).astype(np.int64), np.ones((3, 16), np.float32))
+        task = amips.label(keys, queries, cells=cells, out=tmp_path / "t", **SMALL)
+        assert np.array_equal(task.cells.assignment, cells.assignment)
+        assert task.cells.assignment.dtype == np.int32
+        check_targets(task)
+        assert amips.label(keys, queries, cells=cells, out=tmp_path / "t", **SMALL).c == 3
+        other = Cells((np.arange(600) // 200).astype(np.int32), np.ones((3, 16), np.float32))
+        with pytest.raises(TaskError, match="other inputs or options"):
+            amips.label(keys, queries, cells=other, out=tmp_path / "t", **SMALL)
+
+    def test_any_format_gives_the_same_task(self, world, tmp_path):
+        keys, queries = world
+        np.save(tmp_path / "keys.npy", keys.astype(np.float64))
+        (tmp_path / "queries.fbin").write_bytes(np.array(queries.shape, "<u4").tobytes() + queries.tobytes())
+        a = amips.label(keys, queries, cells=4, out=tmp_path / "a", **SMALL)
+        b = amips.label(
+            tmp_path / "keys.npy", tmp_path / "queries.fbin", cells=4, out=tmp_path / "b", **SMALL
+        )
+        assert content(a.path) == content(b.path)
+
+    def test_numbers_of_numpy_are_numbers(self, world, tmp_path):
+        options = {"cells": np.int64(3), "val": np.int32(20), "test": np.int64(30), "k": np.int16(5)}
+        a = amips.label(
+            *world, **options, noise=np.float64(0.02), memory=5e7, seed=np.uint8(1), out=tmp_path / "a"
+        )
+        b = amips.label(*world, cells=3, **SMALL, memory=50_000_000, seed=1, out=tmp_path / "b")
+        assert content(a.path) == content(b.path)
+
+
+class TestQueryAware:
+    def test_cells_are_those_of_the_training_queries(self, world, tmp_path):
+        options = {"cells": 9, "val": 100, "test": 100, "k": 15, "seed": 3}
+        made = amips.label(*world, query_aware=1.5, out=tmp_path / "aware", **options)
+        plain = amips.label(*world, out=tmp_path / "plain", **options)
+        top = np.asarray(made.train.top_ids)[:, :10]
+        want = partition.query_aware(made.keys, np.asarray(made.train.queries), top, 9, strength=1.5, seed=3)
+        np.testing.assert_array_equal(made.cells.assignment, want.assignment)
+        np.testing.assert_array_equal(made.cells.centroids, want.centroids)
+        assert (made.cells.assignment != plain.cells.assignment).any()
+        np.testing.assert_array_equal(made.test.top_ids, plain.test.top_ids)
+        check_targets(made)
+        with pytest.raises(TaskError, match="query_aware"):
+            amips.label(*world, query_aware=3, out=tmp_path / "aware", **options)
+
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            ({"cells": 1}, "^query_aware is for a number of cells, spherical, one run$"),
+            ({"runs": 3}, "^query_aware is for a number of cells"),
+            ({"spherical": False}, "^query_aware is for a number of cells"),
+            ({"query_aware": -1.0}, r"^query_aware=-1\.0: expected a finite number, not negative$"),
+            ({"query_aware": np.nan}, "^query_aware=nan"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be(self, world, tmp_path, options, match):
+        options = {"cells": 9, "query_aware": 1.5, **SMALL, **options}
+        with pytest.raises(VectorError, match=match):
+            amips.label(*world, out=tmp_path / "t", **options)
+        assert not (tmp_path / "t").exists()
+
+
+class TestSeed:
+    def test_the_same_seed_gives_the_same_bytes(self, world, tmp_path):
+        a = amips.label(*world, cells=4, seed=3, out=tmp_path / "a", **SMALL)
+        b = amips.label(*world, cells=4, seed=3, out=tmp_path / "b", **SMALL)
+        assert content(a.path) == content(b.path)
+
+    def test_another_seed_gives_another_split_and_other_noise(self, world, tmp_path):
+        a = amips.label(*world, seed=3, out=tmp_path / "a", **SMALL)
+        b = amips.label(*world, seed=4, out=tmp_path / "b", **SMALL)
+        assert set(a.test.source) != set(b.test.source)
+        noise = {}
+        for task in (a, b):
+            x, source = np.asarray(task.train.queries), task.train.source
+            noise[task] = dict(zip(source[1::2].tolist(), x[1::2] - x[::2], strict=True))
+        common = set(noise[a]) & set(noise[b])
+        assert len(common) > 400
+        assert not any(np.allclose(noise[a][s], noise[b][s], atol=1e-4) for s in common)
+
+
+class TestOutDirectory:
+    def test_nothing_but_the_task_is_left(self, task):
+        files = set(content(task.path))
+        assert files == {"task.json", *task.manifest["files"]}
+
+    def test_a_finished_task_is_reused(self, world, task, monkeypatch):
+        before = {p: p.stat().st_mtime_ns for p in task.path.rglob("*")}
+        monkeypatch.setattr(labeller, "top_k", lambda *_, **__: pytest.fail("labelled again"))
+        again = amips.label(*world, cells=8, val=100, test=100, k=10, out=task.path)
+        assert again.manifest == task.manifest
+        assert {p: p.stat().st_mtime_ns for p in task.path.rglob("*")} == before
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"cells": 7},
+            {"copies": 2},
+            {"noise": 0.03},
+            {"val": 99},
+            {"k": 11},
+            {"seed": 1},
+            {"runs": 2},
+            {"spherical": False},
+            {"noisy_splits": ("train", "val")},
+            {"memory": 10**8},
+        ],
+    )
+    def test_other_options_are_refused_and_nothing_is_touched(self, world, task, change):
+        before = content(task.path)
+        options = {"cells": 8, "val": 100, "test": 100, "k": 10, **change}
+        with pytest.raises(TaskError, match="already holds a task made from other inputs or options"):
+            amips.label(*world, out=task.path, **options)
+        assert content(task.path) == before
+
+    def test_other_inputs_are_refused(self, world, task):
+        keys, queries = world
+        changed = keys.copy()
+        changed.view(np.uint32)[5, 5] ^= 1
+        for inputs in ((changed, queries), (keys, queries[::-1])):
+            with pytest.raises(TaskError, match="other inputs"):
+                amips.label(*inputs, cells=8, val=100, test=100, k=10, out=task.path)
+
+    def test_an_unfinished_task_of_other_options_is_refused(self, world, tmp_path, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(labeller, "cell_maxima", lambda *_, **__: 1 / 0)  # the cells are made by then
+            with pytest.raises(ZeroDivisionError):
+                amips.label(*world, cells=4, out=tmp_path / "t", **SMALL)
+        before = content(tmp_path / "t")
+        with pytest.raises(TaskError, match="unfinished task of other inputs or options"):
+            amips.label(*world, cells=4, out=tmp_path / "t", seed=9, **SMALL)
+        assert content(tmp_path / "t") == before
+        with pytest.raises(TaskError, match="not a finished task"):
+            amips.Task(tmp_path / "t")
+        monkeypatch.setattr(partition, "kmeans", lambda *_, **__: pytest.fail("cells made again"))
+        amips.label(*world, cells=4, out=tmp_path / "t", **SMALL)
+
+    def test_a_directory_or_file_that_is_something_else(self, world, tmp_path):
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "precious.txt").write_text("mine")
+        (tmp_path / "file").write_text("mine")
+        for name in ("full", "file"):
+            with pytest.raises(TaskError, match="exists and is not a task"):
+                amips.label(*world, out=tmp_path / name, **SMALL)
+        assert content(tmp_path) == {"full/precious.txt": b"mine", "file": b"mine"}
+
+    def test_an_empty_directory_and_missing_parents_are_fine(self, world, tmp_path):
+        (tmp_path / "empty").mkdir()
+        amips.label(*world, out=tmp_path / "empty", **SMALL)
+        amips.label(*world, out=str(tmp_path / "a" / "b" / "c"), **SMALL)
+
+
+class TestWrongRequests:
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            (
+                {"val": 350, "test": 350},
+                "700 distinct queries are too few to hold out 350 for val and 350 for test",
+            ),
+            ({"val": 0}, "at least 1"),
+            ({"test": 0}, "at least 1"),
+            ({"k": 0}, "at least 1"),
+            ({"copies": -1}, "copies=-1"),
+            ({"noise": -0.1}, "noise=-0.1"),
+            ({"noise": float("nan")}, "noise=nan"),
+            ({"noisy_splits": ("train", "dev")}, "'dev'"),
+            ({"cells": 0}, "cells=0"),
+            ({"cells": 601}, "cells=601"),
+            ({"cells": 2, "runs": 0}, "runs=0"),
+            ({"cells": Cells(np.zeros(5, np.int32), np.ones((1, 16), np.float32))}, "do not fit 600 keys"),
+            ({"seed": -1}, "seed=-1"),
+            ({"memory": 1000}, "memory=1000 bytes is too little"),
+            ({"zero": "maybe"}, "zero='maybe'"),
+        ],
+    )
+    def test_an_option_is_refused_before_anything_is_written(self, world, tmp_path, options, match):
+        """So that the corrected call does not find the remains of the wrong one."""
+        with pytest.raises(VectorError, match=match) as caught:
+            amips.label(*world, out=tmp_path / "t", **{**SMALL, **options})
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "t").exists()
+
+    def test_vectors_are_refused_before_anything_is_written(self, world, tmp_path):
+        keys, queries = world
+        broken, zero = keys.copy(), keys.copy()
+        broken[11, 2] = np.nan
+        zero[12] = 0
+        for inputs, match in (
+            ((keys, queries[:, :8]), "keys have dimension 16 but queries have dimension 8"),
+            ((broken, queries), "keys: row 11 has a value that is NaN"),
+            ((keys, broken), "queries: row 11 has a value that is NaN"),
+            ((zero, queries), "keys: row 12 is all zero"),
+            ((keys, zero), "queries: row 12 is all zero"),
+            ((keys, queries * np.float32(1e25)), "queries: row 0 has a value that is too large"),
+            ((tmp_path / "none.npy", queries), "does not exist"),
+        ):
+            with pytest.raises(VectorError, match=match):
+                amips.label(*inputs, out=tmp_path / "t", **SMALL)
+        assert not (tmp_path / "t").exists()
+
+    def test_zero_keys_can_be_kept_but_zero_queries_cannot(self, world, tmp_path):
+        keys, queries = world
+        zero = keys.copy()
+        zero[12] = 0
+        task = amips.label(zero, queries, cells=3, zero="keep", out=tmp_path / "t", **SMALL)
+        check_targets(task)
+        with pytest.raises(VectorError, match="queries: row 12 is all zero"):
+            amips.label(keys, zero, zero="keep", out=tmp_path / "u", **SMALL)
+
+
+@pytest.fixture
+def copy(task, tmp_path):
+    """A task that may be damaged."""
+    return shutil.copytree(task.path, tmp_path / "copy")
+
+
+def refused(path, match, verify=False):
+    with pytest.raises(TaskError, match=match) as caught:
+        amips.Task(path, verify=verify)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def edit_manifest(path, change):
+    manifest = json.loads((path / "task.json").read_text())
+    change(manifest)
+    (path / "task.json").write_text(json.dumps(manifest))
+
+
+EVERY_FILE = [
+    "keys.npy",
+    "cells.npy",
+    "centroids.npy",
+    *(
+        f"{split}/{name}.npy"
+        for split in SPLITS
+        for name in ("queries", "source", "top/scores", "top/ids", "cells/scores", "cells/ids")
+    ),
+]
+
+
+class TestDamage:
+    def test_a_whole_task_loads(self, copy):
+        assert len(amips.Task(str(copy), verify=True).train) == 1000
+
+    @pytest.mark.parametrize("name", EVERY_FILE)
+    def test_a_missing_cut_or_longer_file(self, copy, name):
+        whole = (copy / name).read_bytes()
+        for damaged in (whole[:-1], whole[: len(whole) // 2], b"", whole + b"x"):
+            (copy / name).write_bytes(damaged)
+            refused(copy, f"{name} has {len(damaged)} bytes")
+        (copy / name).unlink()
+        refused(copy, f"{name} is missing")
+
+    @pytest.mark.parametrize("name", EVERY_FILE)
+    def test_a_changed_bit(self, copy, name):
+        data = bytearray((copy / name).read_bytes())
+        data[-3] ^= 4
+        (copy / name).write_bytes(data)
+        refused(copy, "does not have the SHA-256", verify=True)
+
+    def test_a_damaged_header_of_the_same_size(self, copy):
+        path = copy / "val" / "source.npy"
+        whole = path.read_bytes()
+        for damaged in (
+            b"\x00" + whole[1:],
+            whole[:10] + b"((((" + whole[14:],
+            whole[:20] + b"?" + whole[21:],
+        ):
+            path.write_bytes(damaged)
+            refused(copy, r"source\.npy is damaged")
+
+    def test_a_source_in_two_splits(self, copy):
+        """As it would be if noise came before the split."""
+        test, train = (np.load(copy / split / "source.npy") for split in ("test", "train"))
+        train[7] = test[3]
+        np.save(copy / "train" / "source.npy", train)
+        refused(copy, f"source query {test[3]} is in two splits")
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "nonsense", '{"kind": "task"}'])
+    def test_a_damaged_manifest(self, copy, text):
+        (copy / "task.json").write_text(text)
+        refused(copy, r"task\.json")
+
+    @pytest.mark.parametrize("field", ["kind", "format", "files", "n", "d", "c"])
+    def test_a_manifest_without_a_field(self, copy, field):
+        edit_manifest(copy, lambda manifest: manifest.pop(field))
+        refused(copy, r"task\.json")
+
+    def test_a_manifest_that_does_not_list_a_file(self, copy):
+        edit_manifest(copy, lambda manifest: manifest["files"].pop("val/source.npy"))
+        refused(copy, "does not list val/source.npy")
+
+    def test_another_format_or_kind(self, copy):
+        edit_manifest(copy, lambda manifest: manifest.update(format=2))
+        refused(copy, "has format 2, this version of amips reads 1")
+        edit_manifest(copy, lambda manifest: manifest.update(format=1, kind="bundle"))
+        refused(copy, "describes 'bundle', expected 'task'")
+
+    def test_no_task(self, tmp_path):
+        refused(tmp_path / "nowhere", "is not a directory")
+        refused(tmp_path, r"is not a finished task: it has no task\.json")
+
+    def test_labelling_into_a_damaged_task_does_not_pass_it_off_as_whole(self, copy, world):
+        (copy / "val" / "queries.npy").unlink()
+        with pytest.raises(TaskError, match="is missing"):
+            amips.label(*world, cells=8, val=100, test=100, k=10, out=copy)
+
+
+LABEL = """
+import sys, amips
+folder = sys.argv[1]
+amips.label(folder + "/keys.npy", folder + "/queries.npy", out=sys.argv[2], cells=24, copies=2, val=300,
+            test=300, k=10, memory=4_000_000)
+"""
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    """Inputs in files, and the task that is made of them without interruption."""
+    folder = tmp_path_factory.mktemp("inputs")
+    keys, queries = make_world(6000, 2600, 16, seed=6)
+    np.save(folder / "keys.npy", keys)
+    np.save(folder / "queries.npy", queries)
+    subprocess.run([sys.executable, "-c", LABEL, str(folder), str(folder / "whole")], check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        lambda out: (out / "plan.json").exists(),
+        lambda out: (out / "cells.npy").exists(),
+        lambda out: journal_rows(out / "train" / "top") > 0,
+        lambda out: journal_rows(out / "train" / "cells") > 0,
+        lambda out: journal_rows(out / "val") > 0,
+    ],
+    ids=["plan", "cells", "top keys", "cell maxima", "second split"],
+)
+def test_a_killed_run_resumes_with_the_same_bytes(on_disk, tmp_path, moment):
+    out = tmp_path / "task"
+    command = [sys.executable, "-c", LABEL, str(on_disk), str(out)]
+    kill_when(subprocess.Popen(command), lambda: moment(out))
+    assert not (out / "task.json").exists()
+    with pytest.raises(TaskError):
+        amips.Task(out)
+    subprocess.run(command, check=True)
+    whole = content(on_disk / "whole")
+    found = content(out)
+    assert {name: data for name, data in found.items() if not name.endswith(".tmp")} == whole
+    amips.Task(out, verify=True)
+
+
+class TestGivenSplit:
+    def words(self, m):
+        words = np.full(m, "train", "<U5")
+        words[::5], words[1::5], words[2::5] = "val", "test", ""
+        return words
+
+    def test_it_is_kept(self, world, tmp_path):
+        keys, queries = world
+        words = self.words(len(queries))
+        task = amips.label(keys, queries, split=words, copies=0, k=5, out=tmp_path / "t")
+        for name in ("train", "val", "test"):
+            assert (words[getattr(task, name).source] == name).all()
+        assert len(task.train) + len(task.val) + len(task.test) == (words != "").sum()
+
+    def test_the_first_of_equal_queries_counts(self, world, tmp_path):
+        keys, queries = world
+        queries = queries.copy()
+        queries[3] = queries[0]  # a train query that is also a val query
+        task = amips.label(keys, queries, split=self.words(len(queries)), copies=0, k=5, out=tmp_path / "t")
+        assert 0 in task.val.source
+        assert 3 not in task.train.source
+
+    def test_another_split_is_another_task(self, world, tmp_path):
+        keys, queries = world
+        words = self.words(len(queries))
+        amips.label(keys, queries, split=words, copies=0, k=5, out=tmp_path / "t")
+        words[-1] = "" if words[-1] else "train"
+        with pytest.raises(TaskError, match="other inputs or options"):
+            amips.label(keys, queries, split=words, copies=0, k=5, out=tmp_path / "t")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda w: w[:-1], "one for each query"),
+            (lambda w: np.zeros(len(w)), "words"),
+            (lambda w: np.where(w == "val", "valid", w), "'valid' is not one of"),
+            (lambda w: np.where(w == "val", "", w), "no distinct query is in 'val'"),
+        ],
+    )
+    def test_mistakes(self, world, tmp_path, change, message):
+        keys, queries = world
+        with pytest.raises(VectorError, match=message):
+            amips.label(keys, queries, split=change(self.words(len(queries))), out=tmp_path / "t")
+        assert not (tmp_path / "t").exists()
+
+
+def test_the_options_that_differ_are_named(world, tmp_path):
+    keys, queries = world
+    amips.label(keys, queries, cells=3, out=tmp_path / "t", **SMALL)
+    with pytest.raises(TaskError, match=r"other inputs or options \(cells\)"):
+        amips.label(keys, queries, cells=4, out=tmp_path / "t", **SMALL)
