@@ -1,87 +1,129 @@
-"""The paper's experiments as commands: each a function from a `Workspace` to a `Summary`."""
+"""The paper's experiments: each a function from a `Workspace` to a `Summary` that names the claims it tests.
+
+    python -m paper NAME --data DIR --out OUT
+
+They use amips through the doors of its rooms and are no part of the installed package.
+"""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from amips.bench.summary import Summary
 from amips.backends import backend_class
+from amips.bench import Summary, draw_figures
 from amips.errors import AmipsError, ResultsError
+from amips.extras import needs_extra
 from amips.files import locked, write_atomic
 
-# The module and the function of each; imported when asked for, because most need torch.
-STUDIES = {
-    "routing": ("routing", "run"),
-    "routing128": ("routing", "run_128"),
-    "ivf": ("ivf", "run"),
-    "ood": ("ood", "run"),
-    "timing": ("timing", "run"),
-    "shift": ("shift", "run"),
-    "leak": ("leak", "run"),
-    "backends": ("backends", "run"),
-    "dynamics": ("dynamics", "run"),
-    "tradeoff": ("tradeoff", "run"),
-    "losses": ("losses", "run"),
-    "horizon": ("horizon", "run"),
-    "encoders": ("encoders", "run"),
-    "scaling": ("scaling", "run"),
+
+@dataclass(frozen=True)
+class Experiment:
+    """Where an experiment is defined (a module of this package and its function), and what it asks."""
+
+    module: str
+    function: str
+    question: str
+
+
+EXPERIMENTS = {
+    "routing": Experiment(
+        "routing",
+        "run",
+        "With 10 cells, is the top key in the 1 to 5 cells that a router scores best? Sizes, depths, "
+        "injections.",
+    ),
+    "routing128": Experiment("routing", "run_128", "The same with 128 cells and up to 32 of them."),
+    "ivf": Experiment(
+        "ivf", "run", "FAISS IVF searched with x, with the predicted key (drop-in), and routed by it."
+    ),
+    "ood": Experiment("ood", "run", "What happens as test queries drift: noise from 0 to 0.06."),
+    "timing": Experiment("timing", "run", "How long scores and gradients take, with torch and with numpy."),
+    "shift": Experiment("shift", "run", "How far queries lie from keys: components, densities, top scores."),
+    "leak": Experiment(
+        "leak", "run", "What it is worth to add noise before splitting, as the authors' published code does."
+    ),
+    "backends": Experiment(
+        "backends",
+        "run",
+        "FAISS IVF, LeanVec, ScaNN, SOAR and HNSW, each searched with x, with the predicted key, and routed "
+        "by it.",
+    ),
+    "dynamics": Experiment("dynamics", "run", "The transport error during training, by size and depth."),
+    "tradeoff": Experiment(
+        "tradeoff", "run", "Transport error against MRR, by size and depth, for both networks."
+    ),
+    "losses": Experiment(
+        "losses", "run", "What the score loss and the gradient (or key) loss buy, alone and together."
+    ),
+    "horizon": Experiment("horizon", "run", "How long to train: budgets of 1, 3, 5 and 7 units."),
+    "encoders": Experiment("encoders", "run", "The same recipe on vectors of other encoders and dimensions."),
+    "scaling": Experiment(
+        "scaling",
+        "run",
+        "From 10,000 to 2 million keys: how labelling, training, the cost of a recall and memory grow.",
+    ),
 }
 
 
-def study(
+def run_experiment(
     name: str,
     *,
     data: str | Path,
     out: str | Path,
     scale: str = "small",
     seed: int = 0,
-    engine: str | None = None,
+    backend: str | None = None,
     progress: bool = False,
     also: Sequence[str | Path] = (),
 ) -> Summary:
-    """Run one of the paper's experiments and write its summary, table and figures to OUT/NAME.
+    """Run one of the paper's experiments and write its summary, tables and figures to OUT/NAME.
 
     Args:
-        name: one of `STUDIES`.
+        name: one of `EXPERIMENTS`.
         data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
-        out: where everything goes; studies that are given the same share their tasks and models.
+        out: where everything goes; experiments that are given the same share their tasks and models.
         scale: "smoke" (seconds), "small" (minutes on two cores; "scaling" two hours) or "full" (the
             paper's settings).
-        engine: of `amips.backends`, for the study "ivf": the same comparison there, written to OUT/ivf-ENGINE.
-        also: of "encoders", further such directories: vectors of other encoders.
+        backend: of `amips.backends`, for "ivf": the same comparison there, written to OUT/ivf-BACKEND.
+        also: for "encoders", further such directories: vectors of other encoders.
     """
-    if name not in STUDIES:
-        raise AmipsError(f"there is no study {name!r}; there are {', '.join(STUDIES)}")
+    if name not in EXPERIMENTS:
+        raise AmipsError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     if also and name != "encoders":
-        raise AmipsError(f"study {name}: only encoders compares data; leave out also (--also)")
-    if engine is not None:
+        raise AmipsError(f"{name}: only encoders compares data; leave out also (--also)")
+    if backend is not None:
         if name != "ivf":
-            raise AmipsError(f"the study {name!r} has no engine; 'ivf' has")
-        backend_class(engine).require()
-    try:
+            raise AmipsError(f"{name}: only ivf runs on another backend; leave out backend (--backend)")
+        backend_class(backend).require()
+    with needs_extra("the paper's experiments", "train", "torch"):
         from paper.workspace import Workspace
-    except ModuleNotFoundError as problem:
-        if problem.name != "torch":
-            raise
-        raise AmipsError("studies need torch; pip install 'amips[train]'") from None
-    from amips.bench.figures import figures
-    from paper.mapped_backends import run as run_hosted
-
-    module, function = STUDIES[name]
+    experiment = EXPERIMENTS[name]
     workspace = Workspace(data, scale, out, seed, progress, also)
-    busy = ResultsError(f"another study is at work in {out}; wait for it, or choose another out")
+    busy = ResultsError(f"another experiment is at work in {out}; wait for it, or choose another out")
     with locked(workspace.work / ".lock", busy):
-        run = getattr(importlib.import_module(f"paper.{module}"), function)
-        made: Summary = run(workspace) if engine is None else run_hosted(workspace, engine)
-    folder = workspace.out / (name if engine is None else made.name)
-    made.save(folder)
-    write_atomic(folder / "table.md", markdown(made).encode())
-    figures(made, folder)
-    return made
+        summary = _function(experiment, backend)(workspace)
+    folder = workspace.out / summary.name
+    summary.save(folder)
+    write_atomic(folder / "table.md", markdown(summary).encode())
+    draw_figures(summary, folder)
+    return summary
+
+
+def _function(experiment: Experiment, backend: str | None) -> "Callable[..., Summary]":
+    """What runs an experiment; imported now, because most need torch."""
+    if backend is not None:
+        from paper.mapped_backends import run_backend
+
+        return lambda workspace: run_backend(workspace, backend)
+    function: Callable[..., Summary] = getattr(
+        importlib.import_module(f"paper.{experiment.module}"), experiment.function
+    )
+    return function
 
 
 def markdown(summary: Summary) -> str:
-    """What was found and the tables, as Markdown."""
+    """The verdict and the tables of a summary, as Markdown."""
     parts = [f"# {summary.title}", "\n".join(summary.verdict)]
     parts += [f"## {table.title}\n\n{table.markdown()}" for table in summary.tables]
     parts += [f"`{summary.command}`", ", ".join(f"{k} {v}" for k, v in summary.machine.items())]

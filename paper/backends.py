@@ -5,27 +5,41 @@ routed by the prediction; costs are FLOPs, keys scanned and time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from amips.bench.derive import Axis, Bootstrap, Family, Metric
-from amips.bench.backend_tables import hosted_tables, silent_sentences
-from amips.bench.machine import describe
-from paper.mapped_backends import IVF, IVF_TITLE, Hosted, by_engine, engine_of, measure, method
-from paper.workspace import Workspace
-from paper.mappers import compared
-from paper.search_runs import CLEARLY, lead, none_if_nan
-from amips.bench.summary import Chart, Summary, Table
 from amips.backends import backend_class, missing
+from amips.bench import (
+    Axis,
+    Bootstrap,
+    Family,
+    Metric,
+    Summary,
+    Table,
+    describe_machine,
+    gain_tables,
+    silent_sentences,
+)
+from paper.claims import Claim, Finding, claim_values, verdict
+from paper.ivf import SMALL_SIZES
+from paper.mapped_backends import IVF_TITLE, measure, method, with_x
+from paper.search_runs import CLEARLY, IVF, Way, lead, none_if_nan, points
+from paper.workspace import Workspace
 
-OF_THE_PAPER = ("ivf", "leanvec", "scann", "soar")
+WHERE = "Appendix A.8"
+OF_THE_PAPER = {
+    IVF: "Appendix A.8, Figures 16 to 18",
+    "leanvec": "Appendix A.8, Figures 25 to 27",
+    "scann": "Appendix A.8, Figures 19 to 21",
+    "soar": "Appendix A.8, Figures 22 to 24",
+}
 COMPARED = (*OF_THE_PAPER, "hnsw")
 # All candidates are scored with x, so the top key comes first wherever it is among them: that is what the
 # paper's recall asks, too.
-TOLD: Metric = "recall@1"
+JUDGED: Metric = "recall@1"
 AXES: dict[Axis, str] = {"flops": "FLOPs", "scanned": "keys scanned", "batch/1": "time, large batch"}
-SMALL_SIZES = ("XS", "S")
+LEADS = "mapped queries lead in the middle of the budgets on {}"
 PAPER = (
     "The paper (Quora, NQ, HotpotQA; figures, no table): on FAISS IVF, ScaNN, SOAR and LeanVec and on all "
     "three axes mapped queries dominate in the middle of the budgets, XS and S most of all; at very small "
@@ -33,129 +47,151 @@ PAPER = (
     "(on Quora the curves overlap); LeanVec is like FAISS. It has no HNSW."
 )
 
-Pair = tuple[Family, Family]
+Pair = tuple[Family, Family]  # a backend searched with x, and with a mapper
 
 
 def run(workspace: Workspace) -> Summary:
     """Every backend that can be run here; the others are named."""
-    absent = missing([name for name in BACKENDS if name != IVF])
-    here = [name for name in BACKENDS if name not in absent]
-    found = measure(workspace, "backends", here, workspace.scale.sizes)
-    bootstrap = Bootstrap(np.asarray(found.task.test.source))
-    pairs = sorted(found.pairs, key=lambda pair: (here.index(engine_of(pair[0])), routed(pair[1])))
-    best = chosen(pairs, by_engine(found.held))
-    finders = [backend_class(name) for name in here if name != IVF]
-    budgets = {IVF_TITLE: "probes", **{finder.title: finder.budget for finder in finders}}
+    absent = missing([name for name in COMPARED if name != IVF])
+    here = [name for name in COMPARED if name not in absent]
+    measured = measure(workspace, "backends", here, workspace.scale.sizes)
+    bootstrap = Bootstrap(np.asarray(measured.task.test.source))
+    pairs, on_val = (with_x(families) for families in (measured.searched.test, measured.searched.val))
+    order = sorted(pairs, key=lambda way: (here.index(way.backend), way.query == "routed"))
+    pairs = {way: pairs[way] for way in order}
+    best = chosen(pairs, on_val)
+    compared = [pairs[way] for way in best]
+    budgets = {title_of(name): "probes" if name == IVF else backend_class(name).budget for name in here}
+    findings = compare({way: pairs[way] for way in best}, workspace.scale.sizes, absent)
     scale = workspace.scale
     return Summary(
         name="backends",
         title="Original against mapped queries on several backends",
-        verdict=[*_verdict(best, workspace.scale.sizes), *silent_sentences(pairs), *_not_run(absent)],
-        tables=[_lead_table(pairs), *hosted_tables(best, bootstrap, found.batch)],
-        charts=[_chart(found, name) for name in here],
+        verdict=[*verdict(findings), *silent_sentences(list(pairs.values()))],
+        tables=[_lead_table(list(pairs.values())), *gain_tables(compared, bootstrap, measured.batch)],
+        charts=[measured.chart(f"backends-{name}", title_of(name), JUDGED, name) for name in here],
         facts=[
-            ("keys", f"{found.task.n:,}"),
-            ("training rows", f"{len(found.task.train):,}, noisy copies included"),
-            ("test queries", f"{len(found.task.test):,}"),
-            ("backends", "; ".join(dict.fromkeys(base.name for base, _ in pairs))),
-            *([("not run", ", ".join(backend_class(name).title for name in absent))] if absent else []),
+            ("keys", f"{measured.task.n:,}"),
+            ("training rows", f"{len(measured.task.train):,}, noisy copies included"),
+            ("test queries", f"{len(measured.task.test):,}"),
+            ("backends", "; ".join(dict.fromkeys(base.name for base, _ in pairs.values()))),
+            *([("not run", ", ".join(title_of(name) for name in absent))] if absent else []),
         ],
         method=[
             f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). FAISS IVF with x is the "
             "front over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; where a prediction searches or routes, "
-            "there are 4 sqrt(n). Other engines have the settings that amips gives them.",
-            method(budgets, routed=True) + f" The paper scores with the prediction; here {TOLD} asks whether "
+            "there are 4 sqrt(n). Other backends have the settings that amips gives them.",
+            method(budgets, routed=True)
+            + f" The paper scores with the prediction; here {JUDGED} asks whether "
             "the top key is among the candidates, as the paper's recall does.",
         ],
-        command=f"amips study backends --data DATA --scale {scale.name} --out OUT",
-        machine=describe(),
+        command=workspace.command("backends"),
+        machine=describe_machine(),
         values={
-            **found.values(TOLD),
-            "flops": {f.name: f.costs("flops").tolist() for f in found.tested if f.told("flops")},
+            **measured.values(JUDGED),
+            "flops": {
+                family.name: family.costs("flops").tolist()
+                for family in measured.searched.test.values()
+                if family.knows("flops")
+            },
             "lead": {
                 ours.name: {axis: none_if_nan(value) for axis, value in leads(base, ours).items()}
-                for base, ours in pairs
+                for base, ours in pairs.values()
             },
             "not run": absent,
+            **claim_values(findings),
         },
     )
 
 
+def title_of(name: str) -> str:
+    """What a backend is called."""
+    return IVF_TITLE if name == IVF else backend_class(name).title
+
+
 def leads(base: Family, ours: Family) -> dict[Axis, float]:
-    """By how much a mapper finds more than x at equal cost, where it does most, by every cost told."""
-    return {axis: lead(base, ours, axis, TOLD) for axis in AXES if base.told(axis) and ours.told(axis)}
+    """By how much a mapper finds more than x at equal cost, where it does most, by every cost that is "
+    "known."""
+    return {axis: lead(base, ours, axis, JUDGED) for axis in AXES if base.knows(axis) and ours.knows(axis)}
 
 
-def chosen(pairs: Sequence[Pair], held: Sequence[Pair]) -> list[Pair]:
-    """Of the sizes of each engine and way the one that leads most on val, in FLOPs where these are told."""
+def chosen(pairs: Mapping[Way, Pair], on_val: Mapping[Way, Pair]) -> list[Way]:
+    """Of the sizes of each backend and way the one that leads most on val, in FLOPs where these are known."""
 
-    def on_val(pair: Pair) -> float:
-        value = next(iter(leads(*of[pair[1].name]).values()), math.nan)
+    def lead_on_val(way: Way) -> float:
+        value = next(iter(leads(*on_val[way]).values()), math.nan)
         return -math.inf if math.isnan(value) else value
 
-    of = {ours.name: (base, ours) for base, ours in held}
-    groups: dict[tuple[str, bool], list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault((engine_of(pair[1]), routed(pair[1])), []).append(pair)
-    return [max(group, key=on_val) for group in groups.values()]
+    groups: dict[tuple[str, str], list[Way]] = {}
+    for way in pairs:
+        groups.setdefault((way.backend, way.query), []).append(way)
+    return [max(group, key=lead_on_val) for group in groups.values()]
 
 
-def routed(family: Family) -> bool:
-    """Whether the prediction chooses cells; otherwise it is what the engine searches with."""
-    return family.runs[0].run.system.route == "cells"
+def compare(best: Mapping[Way, Pair], sizes: Sequence[str], absent: Mapping[str, str]) -> list[Finding]:
+    """The lead of the best mapper on each backend; the paper's claims of those that it has.
 
-
-def _verdict(best: Sequence[Pair], sizes: Sequence[str]) -> list[str]:
-    said, ahead, small = [], [], []
-    for base, ours in best:
-        label, found = ours.runs[0].run.system.label, leads(base, ours)
-        told = [
-            f"{'no cost in common' if math.isnan(value) else f'{100 * value:+.1f} points'} ({AXES[axis]})"
-            for axis, value in found.items()
-        ]
-        way = "routed by the prediction" if routed(ours) else "searched with the predicted key"
-        sentence = (
-            f"{base.name} {way} ({label}, the best on val): {TOLD} minus that of x at equal cost, where it "
-            f"is highest: {', '.join(told)}"
+    Args:
+        best: for each backend and way the size that was best on val, beside x.
+        sizes: of the networks.
+        absent: why a backend was not run.
+    """
+    findings: list[Finding] = []
+    mapped: dict[Way, bool] = {}
+    for way, (base, ours) in best.items():
+        known = leads(base, ours)
+        words = [f"{points(value)} ({AXES[axis]})" for axis, value in known.items()]
+        how = "routed by the prediction" if way.query == "routed" else "searched with the predicted key"
+        evidence = (
+            f"{base.name} {how} (KeyNet {way.size}, the best on val): {JUDGED} minus that of x at equal "
+            f"cost, where it is highest: {', '.join(words)}"
         )
-        if engine_of(base) in OF_THE_PAPER and not routed(ours):
-            ahead.append(bool(found) and all(value > CLEARLY for value in found.values()))
-            small.append(label.split()[-1] in SMALL_SIZES)
-            sentence += f": {compared(ahead[-1], 'mapped queries lead in the middle of the budgets')}"
-        said.append(f"{sentence}.")
-    said.append(
-        f"Mapped queries lead by more than a point on every axis that is told on {sum(ahead)} of the "
-        f"{len(ahead)} backends of the paper that were run: "
-        f"{compared(all(ahead), 'the same picture on all backends and axes')}."
+        if way.backend in OF_THE_PAPER and way.query == "mapped":
+            mapped[way] = bool(known) and all(value > CLEARLY for value in known.values())
+            text, where = LEADS.format(title_of(way.backend)), OF_THE_PAPER[way.backend]
+            findings.append(Claim(text, where, mapped[way], evidence))
+        else:
+            findings.append(f"{evidence}.")
+    for name, reason in absent.items():
+        text = LEADS.format(title_of(name))
+        claimed = name in OF_THE_PAPER
+        findings.append(
+            Claim(text, OF_THE_PAPER[name], None, f"Not run: {reason}") if claimed else f"Not run: {reason}."
+        )
+    ahead = sum(mapped.values())
+    findings.append(
+        Claim(
+            "the same picture on all backends and axes",
+            WHERE,
+            ahead == len(mapped),
+            f"Mapped queries lead by more than a point on every axis that is known on {ahead} of the "
+            f"{len(mapped)} backends of the paper that were run",
+        )
     )
     if not set(sizes) <= set(SMALL_SIZES):
-        said.append(
-            f"The size that leads most on val is XS or S on {sum(small)} of {len(small)} backends: "
-            f"{compared(all(small), 'XS and S gain most')}."
+        small = sum(way.size in SMALL_SIZES for way in mapped)
+        findings.append(
+            Claim(
+                "XS and S gain most",
+                WHERE,
+                small == len(mapped) if ahead else None,
+                f"The size that leads most on val is XS or S on {small} of {len(mapped)} backends",
+            )
         )
-    return said
-
-
-def _not_run(absent: dict[str, str]) -> list[str]:
-    return [f"Not run: {reason}." for reason in absent.values()]
+    return findings
 
 
 def _lead_table(pairs: Sequence[Pair]) -> Table:
     rows = []
     for base, ours in pairs:
-        found = leads(base, ours)
-        values = {axis: "-" if math.isnan(value) else f"{value:+.3f}" for axis, value in found.items()}
-        best = [f"{family.recalls(TOLD).max():.3f}" for family in (base, ours)]
+        values = {
+            axis: "-" if math.isnan(value) else f"{value:+.3f}" for axis, value in leads(base, ours).items()
+        }
+        best = [f"{family.recalls(JUDGED).max():.3f}" for family in (base, ours)]
         rows.append([ours.name, *best, *(values.get(axis, "not told") for axis in AXES)])
-    head = ["backend: model", f"best {TOLD} with x", "with the model", *AXES.values()]
+    head = ["backend: model", f"best {JUDGED} with x", "with the model", *AXES.values()]
     note = (
-        f"The largest lead in {TOLD} over x at equal cost, over all budgets that both have (- where there "
+        f"The largest lead in {JUDGED} over x at equal cost, over all budgets that both have (- where there "
         f"are none); below 0 the unmodified query is ahead everywhere. {PAPER}"
     )
-    return Table(f"{TOLD[0].upper()}{TOLD[1:]}: the largest lead over searching with x", head, rows, note)
-
-
-def _chart(found: Hosted, name: str) -> Chart:
-    mine = [family for family in found.tested if engine_of(family) == name]
-    title = IVF_TITLE if name == IVF else backend_class(name).title
-    return found.chart(f"backends-{name}", title, TOLD, mine)
+    return Table(f"{JUDGED[0].upper()}{JUDGED[1:]}: the largest lead over searching with x", head, rows, note)

@@ -5,22 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from amips.bench.machine import describe
-from paper.workspace import Workspace
-from paper.mappers import (
-    EVALUATIONS,
-    ONE_SEED,
-    Trained,
-    compared,
-    counted,
-    draws,
-    grid,
-    in_millions,
-    pairs,
-)
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
+from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
 from amips.nets import SIZES
+from paper.claims import Claim, Finding, claim_values, verdict
+from paper.mappers import EVALUATIONS, ONE_SEED, Trained, counted, draws, grid, in_millions, pairs
+from paper.workspace import Workspace
 
+WHERE = "Appendix A.3, Figure 9"
 RISE = 0.02  # an end this much above the lowest point of a curve counts as instability
 PAPER = (
     "The paper (Quora, 513K keys; a figure, no table): the curves separate cleanly by size, none diverges, "
@@ -31,33 +22,36 @@ PAPER = (
 def run(workspace: Workspace) -> Summary:
     """Curves of erel on val, and where they end on test."""
     task = workspace.mapping_task()
-    found = grid(workspace, task, ["KeyNet"])
-    equal = float(min(one.samples for one in found))
+    networks = grid(workspace, task, ["KeyNet"])
+    equal = float(min(one.samples for one in networks))
+    findings = compare(networks, equal)
     values: dict[str, Any] = {
-        "networks": {one.name: one.described() for one in found},
-        "equal": {"samples": equal, "erel": {one.name: at(one, equal) for one in found}},
+        "networks": {one.name: one.described() for one in networks},
+        "equal": {"samples": equal, "erel": {one.name: at(one, equal) for one in networks}},
+        **claim_values(findings),
     }
     return Summary(
         name="dynamics",
         title="The transport error during training",
-        verdict=_verdict(found, equal),
-        tables=[_table(found, equal)],
-        charts=[_chart(found)],
+        verdict=verdict(findings),
+        tables=[_table(networks, equal)],
+        charts=[_chart(networks)],
         facts=[
             ("keys", f"{task.n:,} of dimension {task.d}"),
             ("training rows", f"{len(task.train):,}, noisy copies included"),
             ("val and test queries", f"{len(task.val):,} and {len(task.test):,}"),
         ],
         method=[
-            f"KeyNet, c = 1, each trained for {workspace.scale.budget} (recipe {workspace.scale.recipe!r}), in which the "
-            f"rate falls to 0. Curves are of the averaged weights on val, {EVALUATIONS} evaluations a run; "
-            "the end is told on test. erel is the mean log ratio of squared distances, the paper's formula.",
+            f"KeyNet, c = 1, each trained for {workspace.scale.budget} (recipe {workspace.scale.recipe!r}), "
+            f"in which the rate falls to 0. Curves are of the averaged weights on val, {EVALUATIONS} "
+            "evaluations a run; the end is measured on test. erel is the mean log ratio of squared "
+            "distances, the paper's formula.",
             "At equal samples the errors are read off the curves on val; the rate of a run that went on from "
             "there was still high, which speaks against it.",
             ONE_SEED,
         ],
-        command=f"amips study dynamics --data DATA --scale {workspace.scale.name} --out OUT",
-        machine=describe(),
+        command=workspace.command("dynamics"),
+        machine=describe_machine(),
         values=values,
     )
 
@@ -76,9 +70,9 @@ def rise(one: Trained) -> float:
     return ys[-1] - min(ys)
 
 
-def _table(found: list[Trained], equal: float) -> Table:
+def _table(networks: list[Trained], equal: float) -> Table:
     rows = []
-    for one in found:
+    for one in networks:
         _, ys = one.curve("erel")
         there = at(one, equal)
         rows.append(
@@ -106,11 +100,11 @@ def _table(found: list[Trained], equal: float) -> Table:
     return Table("erel during and after training", head, rows, PAPER)
 
 
-def _chart(found: list[Trained]) -> Chart:
+def _chart(networks: list[Trained]) -> Chart:
     panels = []
-    for size in dict.fromkeys(one.size for one in found):
+    for size in dict.fromkeys(one.size for one in networks):
         series = []
-        for one in (one for one in found if one.size == size):
+        for one in (one for one in networks if one.size == size):
             xs, ys = one.curve("erel")
             text = [f"{one.name}: {y:.3f} after {x:,.0f} samples" for x, y in zip(xs, ys, strict=True)]
             series.append(Series(f"L = {one.depth}", xs, ys, text))
@@ -118,25 +112,35 @@ def _chart(found: list[Trained]) -> Chart:
     return Chart("dynamics", "Transport error during training", panels, "Lower is better.")
 
 
-def _verdict(found: list[Trained], equal: float) -> list[str]:
-    bootstrap = draws(found[0].task)
-    risen = {one.name: rise(one) for one in found}
-    claim = "no run diverges or becomes unstable late"
-    worst = max(risen, key=lambda name: risen[name])
-    said = [
-        f"Stability: no curve ends more than {RISE} above its lowest point (at most {risen[worst]:.3f}, "
-        f"{worst}): {compared(True, claim)}."
-        if risen[worst] <= RISE
-        else f"Stability: {worst} ends {risen[worst]:.3f} above its lowest point: {compared(False, claim)}."
+def compare(networks: list[Trained], equal: float) -> list[Finding]:
+    """Stability, size and depth: what the paper says of each, and what these curves do."""
+    bootstrap = draws(networks[0].task)
+    rises = {one.name: rise(one) for one in networks}
+    worst = max(rises, key=lambda name: rises[name])
+    stable = rises[worst] <= RISE
+    findings: list[Finding] = [
+        Claim(
+            "no run diverges or becomes unstable late",
+            WHERE,
+            stable,
+            f"Stability: no curve ends more than {RISE} above its lowest point (at most {rises[worst]:.3f}, "
+            f"{worst})"
+            if stable
+            else f"Stability: {worst} ends {rises[worst]:.3f} above its lowest point",
+        )
     ]
-    by_size = pairs(found, "size")
+    by_size = pairs(networks, "size")
     wins, sure = counted(by_size, "erel", bootstrap)
-    held = compared(sure == len(by_size), "larger models reach lower errors")
-    said.append(
-        f"Size: of {len(by_size)} pairs that differ in size alone, the larger network ends with the lower "
-        f"erel on test in {wins} (surely in {sure}): {held}. Each had the same budget, which gave them "
-        f"{in_millions(found)}."
+    findings.append(
+        Claim(
+            "larger models reach lower errors",
+            WHERE,
+            sure == len(by_size),
+            f"Size: of {len(by_size)} pairs that differ in size alone, the larger network ends with the "
+            f"lower erel on test in {wins} (surely in {sure})",
+        )
     )
+    findings.append(f"Each network had the same budget, which gave them {in_millions(networks)}.")
     known = [
         (small, large)
         for first, second in by_size
@@ -144,18 +148,24 @@ def _verdict(found: list[Trained], equal: float) -> list[str]:
     ]
     if known:
         lower = sum(large < small for small, large in known)
-        said.append(
+        findings.append(
             f"After the same {equal / 1e6:.3g} million samples the larger one is lower on val in {lower} of "
             f"{len(known)} pairs."
         )
     best = {
-        size: min((one for one in found if one.size == size), key=lambda one: one.model.about["val"]["erel"])
-        for size in sorted({one.size for one in found}, key=lambda size: SIZES[size])
+        size: min(
+            (one for one in networks if one.size == size), key=lambda one: one.model.about["val"]["erel"]
+        )
+        for size in sorted({one.size for one in networks}, key=lambda size: SIZES[size])
     }
     smallest, largest = next(iter(best.values())), list(best.values())[-1]
     parts = [f"L = {one.depth} for {one.size} (erel {one.mean('erel'):.3f} on test)" for one in best.values()]
-    said.append(
-        f"Depth: the best on val is {', '.join(parts)}: "
-        f"{compared(largest.depth > smallest.depth, 'larger models favour greater depth')}."
+    findings.append(
+        Claim(
+            "larger models favour greater depth",
+            WHERE,
+            largest.depth > smallest.depth,
+            f"Depth: the best on val is {', '.join(parts)}",
+        )
     )
-    return said
+    return findings

@@ -1,24 +1,37 @@
 """The same recipe on vectors of other encoders, of other dimensions: training, and search with KeyNet.
 
-Every directory of vectors is a workspace of its own, with the scale's settings; nothing is tuned for any of them.
+Every directory of vectors is a workspace of its own, with the scale's settings; nothing is tuned for any.
 """
 
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from amips.bench.derive import Bootstrap, Family, Metric, Ratio
-from amips.bench.machine import describe
-from paper.ivf import METRICS, TARGETS, index_systems
-from paper.workspace import Workspace
-from paper.mappers import ONE_SEED, Trained, compared, difference, draws, sizes, trained
-from paper.search_runs import CLEARLY, front_of, lead, none_if_nan, run_systems
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
+from amips.bench import (
+    Bootstrap,
+    Chart,
+    Family,
+    Metric,
+    Panel,
+    Ratio,
+    Series,
+    Summary,
+    Table,
+    describe_machine,
+)
 from amips.errors import AmipsError
 from amips.task import Task
+from paper.claims import Claim, Finding, claim_values, verdict
+from paper.ivf import METRICS, TARGETS, index_ways
+from paper.mappers import ONE_SEED, Trained, difference, draws, sizes, trained
+from paper.search_runs import CLEARLY, ORIGINAL, Query, Way, front_of, lead, none_if_nan, search_all
+from paper.workspace import Workspace
 
-TOLD: Metric = "recall@0.1%"
+WHERE_TRAINING = "Appendix A.5, Figure 11"
+WHERE_SEARCH = "Appendix A.5, Figures 12 and 13"
+JUDGED: Metric = "recall@0.1%"
 ALIKE = 0.1  # values of erel this near to each other are comparable
 PAPER = (
     "The paper (NQ and Quora, d = 768; figures, no table): with MPNet and DistilRoBERTa erel falls smoothly "
@@ -34,17 +47,16 @@ class Place:
     name: str
     task: Task
     networks: list[Trained]
-    families: list[Family]
+    families: dict[Way, Family]
 
     @property
-    def base(self) -> Family:
-        """Searching with x."""
-        return next(family for family in self.families if family.role == "baseline")
-
-    @property
-    def others(self) -> list[Family]:
+    def learned(self) -> dict[Way, Family]:
         """Searching with a network."""
-        return [family for family in self.families if family.role != "baseline"]
+        return {way: family for way, family in self.families.items() if way != ORIGINAL}
+
+    def lead(self, way: Way) -> float:
+        """By how much a way finds more than x at equal FLOPs, where it does most."""
+        return lead(self.families[ORIGINAL], self.families[way], "flops", JUDGED)
 
 
 def encoder_of(data: Path) -> str:
@@ -59,7 +71,7 @@ def run(workspace: Workspace) -> Summary:
     """Train and search on the workspace's data and on those of the other encoders."""
     if not workspace.also:
         raise AmipsError(
-            "study encoders compares data of several encoders: add --also DIR with keys and queries of "
+            "encoders compares data of several encoders: add --also DIR with keys and queries of "
             "another, or --encoder wordllama where the data hold their texts (keys.jsonl, queries.jsonl)"
         )
     directories = [workspace.data, *workspace.also]
@@ -70,14 +82,17 @@ def run(workspace: Workspace) -> Summary:
     places = []
     for name, data in zip(names, directories, strict=True):
         out = workspace.out / "encoders" / name
-        # The workspace's own data are at work in its own place, where other studies find their tasks and models.
-        own = workspace if data is workspace.data else Workspace(data, workspace.scale, out, workspace.seed, workspace.progress)
-        places.append(_measure(own, name, "search" if own is not workspace else f"encoders/{name}/search"))
+        if data is workspace.data:  # in its own place, where other experiments find their tasks and models
+            places.append(_measure(workspace, name, f"encoders/{name}/search"))
+        else:
+            own = Workspace(data, workspace.scale, out, workspace.seed, workspace.progress)
+            places.append(_measure(own, name, "search"))
+    findings = compare(places)
     scale = workspace.scale
     return Summary(
         name="encoders",
         title="The same recipe on other encoders",
-        verdict=_verdict(places),
+        verdict=verdict(findings),
         tables=[_training_table(places), _search_table(places)],
         charts=[_curves(places), *(_chart(place) for place in places)],
         facts=[
@@ -86,36 +101,37 @@ def run(workspace: Workspace) -> Summary:
         ],
         method=[
             f"KeyNet {' and '.join(sizes(workspace))}, c = 1, each trained for {scale.budget} (recipe "
-            f"{scale.recipe!r}) on every data set, with the same settings. A network has its share of n d "
-            "parameters, so that it is larger where the dimension is.",
-            "Search as in the study ivf, which also takes times: with x over indexes of sqrt(n) / 2 to "
+            f"{scale.recipe!r}) on every data set, with the same settings. A network has a fixed fraction of "
+            "n d parameters, so that it is larger where the dimension is.",
+            "Search as in ivf, which also measures times: with x over indexes of sqrt(n) / 2 to "
             "10 sqrt(n) cells, drop-in and routed on one of 4 sqrt(n). erel is relative to the distance of "
             "query and key, which encoders differ in.",
             ONE_SEED,
         ],
-        command=f"amips study encoders --data DATA --also OTHER --scale {scale.name} --out OUT",
-        machine=describe(),
-        values={
-            place.name: {
-                "n": place.task.n,
-                "d": place.task.d,
-                "networks": {one.name: one.described() for one in place.networks},
-                "lead": {family.name: none_if_nan(_lead(place, family)) for family in place.others},
-                "recall": {family.name: family.recalls(TOLD).tolist() for family in place.families},
-                "flops": {family.name: family.costs("flops").tolist() for family in place.families},
-            }
-            for place in places
-        },
+        command=workspace.command("encoders", "--also OTHER"),
+        machine=describe_machine(),
+        values={"encoders": {place.name: _values(place) for place in places}, **claim_values(findings)},
     )
 
 
 def _measure(workspace: Workspace, name: str, folder: str) -> Place:
     task = workspace.mapping_task()
     networks = [trained(workspace, task, "KeyNet", size) for size in sizes(workspace)]
-    runs = {str(one.directory): f"KeyNet {one.size}" for one in networks}
-    systems = index_systems(task.n, runs, ("drop-in", "cells"))
-    tested, _ = run_systems(workspace, task, folder, systems, None, times=False)
-    return Place(name, task, networks, tested)
+    ways = index_ways(task.n, {one.size: str(one.directory) for one in networks})
+    return Place(name, task, networks, search_all(workspace, task, folder, ways, None, times=False).test)
+
+
+def _values(place: Place) -> dict[str, Any]:
+    """What was measured with one encoder."""
+    families = place.families.values()
+    return {
+        "n": place.task.n,
+        "d": place.task.d,
+        "networks": {one.name: one.described() for one in place.networks},
+        "lead": {family.name: none_if_nan(place.lead(way)) for way, family in place.learned.items()},
+        "recall": {family.name: family.recalls(JUDGED).tolist() for family in families},
+        "flops": {family.name: family.costs("flops").tolist() for family in families},
+    }
 
 
 def _training_table(places: list[Place]) -> Table:
@@ -134,10 +150,11 @@ def _search_table(places: list[Place]) -> Table:
     rows = []
     for place in places:
         bootstrap = draws(place.task)
-        for family in place.others:
-            cells = [_ratio(bootstrap.ratio(place.base, family, "flops", TOLD, t)) for t in TARGETS]
-            cells.append(_ratio(bootstrap.ratio(place.base, family, "scanned", TOLD, TARGETS[1])))
-            ahead = _lead(place, family)
+        base = place.families[ORIGINAL]
+        for way, family in place.learned.items():
+            cells = [_ratio(bootstrap.ratio(base, family, "flops", JUDGED, t)) for t in TARGETS]
+            cells.append(_ratio(bootstrap.ratio(base, family, "scanned", JUDGED, TARGETS[1])))
+            ahead = place.lead(way)
             rows.append([place.name, family.name, *cells, "-" if math.isnan(ahead) else f"{ahead:+.3f}"])
     head = ["encoder", "searched with", *(f"FLOPs at {target:.2f}" for target in TARGETS)]
     head += [f"keys scanned at {TARGETS[1]:.2f}", "largest lead"]
@@ -145,11 +162,11 @@ def _search_table(places: list[Place]) -> Table:
         "How many times fewer than the unmodified query needs; above 1 is a gain. The largest lead is "
         "that in recall at equal FLOPs, over all budgets; below 0 the unmodified query is ahead everywhere."
     )
-    return Table(f"{TOLD[0].upper()}{TOLD[1:]}: against searching with x", head, rows, note)
+    return Table(f"{JUDGED[0].upper()}{JUDGED[1:]}: against searching with x", head, rows, note)
 
 
 def _ratio(ratio: Ratio | None) -> str:
-    return "not reached" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    return "not reached" if ratio is None else str(ratio)
 
 
 def _curves(places: list[Place]) -> Chart:
@@ -168,9 +185,9 @@ def _chart(place: Place) -> Chart:
     panels = []
     for metric in METRICS:
         series = []
-        for family in place.families:
+        for way, family in place.families.items():
             x, y = front_of(family, "flops", metric)
-            base = family is place.base
+            base = way == ORIGINAL
             series.append(
                 Series(
                     "original" if base else family.name,
@@ -184,51 +201,60 @@ def _chart(place: Place) -> Chart:
     return Chart(f"search-{slug}", f"FAISS IVF with {place.name}, d = {place.task.d}", panels)
 
 
-def _verdict(places: list[Place]) -> list[str]:
-    said = []
+def compare(places: list[Place]) -> list[Finding]:
+    """The errors of every size over the encoders; then size and search with each encoder."""
+    findings: list[Finding] = []
     by_size: dict[str, dict[str, float]] = {}
     for place in places:
         for one in place.networks:
             by_size.setdefault(one.size, {})[place.name] = one.mean("erel")
-    for size, found in by_size.items():
-        apart = max(found.values()) - min(found.values())
-        parts = [f"{value:.3f} on {name}" for name, value in found.items()]
+    for size, errors in by_size.items():
+        apart = max(errors.values()) - min(errors.values())
+        parts = [f"{value:.3f} on {name}" for name, value in errors.items()]
         # Errors of networks that have learned nothing may be alike, too.
-        learned = max(found.values()) < 0
+        learned = max(errors.values()) < 0
         farther = "" if learned else ", not all below 0, which is where the query itself is"
-        said.append(
-            f"KeyNet {size}, the same recipe: erel {', '.join(parts)}, {apart:.3f} apart{farther}: "
-            f"{compared(learned and apart <= ALIKE, 'comparable errors with every encoder')}."
+        findings.append(
+            Claim(
+                "comparable errors with every encoder",
+                WHERE_TRAINING,
+                learned and apart <= ALIKE,
+                f"KeyNet {size}, the same recipe: erel {', '.join(parts)}, {apart:.3f} apart{farther}",
+            )
         )
     for place in places:
-        said += _of_place(place, draws(place.task))
-    return said
+        findings += _of_place(place, draws(place.task))
+    return findings
 
 
-def _of_place(place: Place, bootstrap: Bootstrap) -> list[str]:
+def _of_place(place: Place, bootstrap: Bootstrap) -> list[Finding]:
     """Whether the larger network is better, and whether mapping helps the search."""
     smallest, largest = place.networks[0], place.networks[-1]
     gain = difference(largest, smallest, "erel", bootstrap)
     sure = "" if gain.sure else ", no sure difference"
-    drop_in = [family for family in place.others if family.name.endswith("drop-in")]
-    leads = {
-        way: max((value for f in found if not math.isnan(value := _lead(place, f))), default=math.nan)
-        for way, found in (
-            ("mapped", drop_in),
-            ("routed", [family for family in place.others if family not in drop_in]),
-        )
-    }
+    mapped, routed = _largest_lead(place, "mapped"), _largest_lead(place, "routed")
     parts = [
         f"the {what} {'at no budget as cheap' if math.isnan(at) else f'by at most {100 * at:+.1f} points'}"
-        for what, at in (("mapped query (drop-in)", leads["mapped"]), ("routed one", leads["routed"]))
+        for what, at in (("mapped query (drop-in)", mapped), ("routed one", routed))
     ]
     return [
-        f"{place.name}: erel of KeyNet {largest.size} minus that of {smallest.size} is {gain.text()}{sure}: "
-        f"{compared(gain.high < 0, 'the larger network reaches the lower error')}.",
-        f"{place.name}: at equal FLOPs ahead of the original query in {TOLD}: {', '.join(parts)}: "
-        f"{compared(leads['mapped'] > CLEARLY, 'mapped queries lead in the middle of the budgets')}.",
+        Claim(
+            "the larger network reaches the lower error",
+            WHERE_TRAINING,
+            True if gain.high < 0 else False if gain.low > 0 else None,
+            f"{place.name}: erel of KeyNet {largest.size} minus that of {smallest.size} is "
+            f"{gain.text()}{sure}",
+        ),
+        Claim(
+            "mapped queries lead in the middle of the budgets with every encoder",
+            WHERE_SEARCH,
+            mapped > CLEARLY,
+            f"{place.name}: at equal FLOPs ahead of the original query in {JUDGED}: {', '.join(parts)}",
+        ),
     ]
 
 
-def _lead(place: Place, family: Family) -> float:
-    return lead(place.base, family, "flops", TOLD)
+def _largest_lead(place: Place, query: Query) -> float:
+    """Over the sizes; nan if none has a cost in common with x."""
+    leads = [place.lead(way) for way in place.families if way.query == query]
+    return max((value for value in leads if not math.isnan(value)), default=math.nan)

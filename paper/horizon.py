@@ -4,25 +4,17 @@ import math
 from itertools import pairwise
 from typing import Any
 
-from amips.bench.machine import describe
+from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
+from paper.claims import Claim, Finding, claim_values, verdict
+from paper.mappers import ONE_SEED, Trained, difference, draws, paper_depth, task_facts, trained
 from paper.workspace import Workspace
-from paper.mappers import (
-    ONE_SEED,
-    Trained,
-    compared,
-    difference,
-    draws,
-    paper_depth,
-    task_facts,
-    trained,
-)
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
 
+WHERE = "Appendix A.7, Figure 15"
 HORIZONS = (1, 3, 5, 7)
 KNEE = 3  # where the paper's metrics stop moving
 SATURATED = 0.01  # a gain in MRR that is surely no larger than this counts as none
 SIZE = "S"
-# Share of the scale's budget in one unit; at small, three units are the run that other studies have too.
+# Portion of the scale's budget in one unit; at small, three units are the run of other experiments, too.
 UNITS = {"small": 1 / 3}
 # Appendix "Training horizon": exp(erel) by billions of samples.
 PAPER = {1: 0.40, 3: 0.375, 7: 0.365}
@@ -32,7 +24,7 @@ NOTE = (
 )
 
 
-def share(scale: str, horizon: int) -> float:
+def portion(scale: str, horizon: int) -> float:
     """How much of the scale's budget a horizon is."""
     return horizon * UNITS.get(scale, 1.0)
 
@@ -41,30 +33,34 @@ def run(workspace: Workspace) -> Summary:
     """The training loss, erel and MRR at the end of each horizon."""
     task = workspace.mapping_task()
     name = workspace.scale.name
-    found: dict[int, Trained] = {}
+    networks: dict[int, Trained] = {}
     for horizon in HORIZONS:
-        part = share(name, horizon)
+        part = portion(name, horizon)
         tag = "" if part == 1 else f"x{horizon}"
-        found[horizon] = trained(workspace, task, "KeyNet", SIZE, paper_depth(workspace), share=part, tag=tag)
+        depth = paper_depth(workspace)
+        networks[horizon] = trained(workspace, task, "KeyNet", SIZE, depth, portion=part, tag=tag)
+    findings = compare(networks)
     values: dict[str, Any] = {
-        "networks": {str(horizon): one.described() for horizon, one in found.items()},
-        "shares": {str(horizon): share(name, horizon) for horizon in HORIZONS},
+        "networks": {str(horizon): one.described() for horizon, one in networks.items()},
+        "portions": {str(horizon): portion(name, horizon) for horizon in HORIZONS},
+        **claim_values(findings),
     }
     return Summary(
         name="horizon",
         title="How long to train",
-        verdict=_verdict(found),
-        tables=[_table(found)],
-        charts=[_chart(found)],
+        verdict=verdict(findings),
+        tables=[_table(networks)],
+        charts=[_chart(networks)],
         facts=task_facts(task),
         method=[
-            f"KeyNet {SIZE}, L = {paper_depth(workspace)}, c = 1, recipe {workspace.scale.recipe!r}: a unit is "
-            f"{share(name, 1):.3g} times {workspace.scale.budget}. Each run is trained from the start, and its "
-            "rate falls to 0 at its own end. The training loss is the mean since the evaluation before.",
+            f"KeyNet {SIZE}, L = {paper_depth(workspace)}, c = 1, recipe {workspace.scale.recipe!r}: a unit "
+            f"is {portion(name, 1):.3g} times {workspace.scale.budget}. Each run is trained from the start, "
+            "and its rate falls to 0 at its own end. The training loss is the mean since the evaluation "
+            "before.",
             ONE_SEED,
         ],
-        command=f"amips study horizon --data DATA --scale {name} --out OUT",
-        machine=describe(),
+        command=workspace.command("horizon"),
+        machine=describe_machine(),
         values=values,
     )
 
@@ -78,22 +74,22 @@ def _loss(one: Trained) -> float:
     return one.curve("loss")[1][-1]
 
 
-def _table(found: dict[int, Trained]) -> Table:
+def _table(networks: dict[int, Trained]) -> Table:
     rows = []
-    for horizon, one in found.items():
+    for horizon, one in networks.items():
         erel = one.mean("erel")
         errors = [f"{_loss(one):.4f}", f"{erel:.3f}", f"{math.exp(erel):.3f}", f"{one.mean('mrr'):.4f}"]
         rows.append([units(horizon), f"{one.samples / 1e6:.3g}", *errors])
     for horizon, ratio in PAPER.items():
-        told = [f"{1000 * horizon:,}", "", f"{math.log(ratio):.3f}", f"{ratio:.3f}", ""]
-        rows.append([f"the paper, NQ: {units(horizon)}", *told])
+        cells = [f"{1000 * horizon:,}", "", f"{math.log(ratio):.3f}", f"{ratio:.3f}", ""]
+        rows.append([f"the paper, NQ: {units(horizon)}", *cells])
     head = ["budget", "million samples", "training loss at the end", "erel", "exp(erel)", "MRR"]
     return Table("At the end of each horizon, on test", head, rows, NOTE)
 
 
-def _chart(found: dict[int, Trained]) -> Chart:
+def _chart(networks: dict[int, Trained]) -> Chart:
     traces, ends = [], []
-    for horizon, one in found.items():
+    for horizon, one in networks.items():
         xs, ys = one.curve("loss")
         name = units(horizon)
         traces.append(Series(name, xs, ys, [f"{name}: {y:.4f}" for y in ys]))
@@ -105,29 +101,36 @@ def _chart(found: dict[int, Trained]) -> Chart:
     return Chart("horizon", "Training horizons", panels, "At the end, the lower right corner is best.")
 
 
-def _verdict(found: dict[int, Trained]) -> list[str]:
+def compare(networks: dict[int, Trained]) -> list[Finding]:
+    """Training loss, transport error and MRR over the horizons, against what the paper says of them."""
     first, last = HORIZONS[0], HORIZONS[-1]
-    bootstrap = draws(found[first].task)
-    losses = [_loss(one) for one in found.values()]
-    falling = all(later < earlier for earlier, later in pairwise(losses))
-    said = [
-        f"The training loss at the end is {', '.join(f'{loss:.4f}' for loss in losses)} after "
-        f"{', '.join(map(str, HORIZONS))} units: {compared(falling, 'longer runs reach lower losses')}."
-    ]
-    samples = found[first].samples / 1e6
-    said.append(f"A unit is {samples:.3g} million samples here and a billion in the paper.")
-    ratios = {horizon: math.exp(one.mean("erel")) for horizon, one in found.items()}
+    bootstrap = draws(networks[first].task)
+    losses = [_loss(one) for one in networks.values()]
+    ratios = {horizon: math.exp(one.mean("erel")) for horizon, one in networks.items()}
     early, late = ratios[first] - ratios[KNEE], ratios[KNEE] - ratios[last]
-    moved = difference(found[last], found[KNEE], "erel", bootstrap)
-    said.append(
-        f"exp(erel) is {ratios[first]:.3f}, {ratios[KNEE]:.3f} and {ratios[last]:.3f} after {first}, {KNEE} "
-        f"and {last} units (the paper: {', '.join(f'{ratio:.3f}' for ratio in PAPER.values())}); it falls by "
-        f"{early:.3f} up to {KNEE} units and by {late:.3f} from there (erel {moved.text()}): "
-        f"{compared(early > 0 and late < early, 'diminishing returns past 3 units')}."
-    )
-    gain = difference(found[last], found[KNEE], "mrr", bootstrap)
-    said.append(
-        f"MRR gains {gain.text()} from {KNEE} to {last} units: "
-        f"{compared(gain.high <= SATURATED, 'about 0.002, saturated')}."
-    )
-    return said
+    moved = difference(networks[last], networks[KNEE], "erel", bootstrap)
+    gain = difference(networks[last], networks[KNEE], "mrr", bootstrap)
+    return [
+        Claim(
+            "longer runs reach lower losses",
+            WHERE,
+            all(later < earlier for earlier, later in pairwise(losses)),
+            f"The training loss at the end is {', '.join(f'{loss:.4f}' for loss in losses)} after "
+            f"{', '.join(map(str, HORIZONS))} units",
+        ),
+        f"A unit is {networks[first].samples / 1e6:.3g} million samples here and a billion in the paper.",
+        Claim(
+            "diminishing returns past 3 units",
+            WHERE,
+            early > 0 and late < early,
+            f"exp(erel) is {ratios[first]:.3f}, {ratios[KNEE]:.3f} and {ratios[last]:.3f} after {first}, "
+            f"{KNEE} and {last} units (the paper: {', '.join(f'{ratio:.3f}' for ratio in PAPER.values())}); "
+            f"it falls by {early:.3f} up to {KNEE} units and by {late:.3f} from there (erel {moved.text()})",
+        ),
+        Claim(
+            "from 3 to 7 units MRR gains about 0.002: it is saturated",
+            WHERE,
+            gain.high <= SATURATED,
+            f"MRR gains {gain.text()} from {KNEE} to {last} units",
+        ),
+    ]

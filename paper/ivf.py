@@ -3,30 +3,51 @@ cells chosen by the prediction and keys scored with x.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from amips.bench.derive import Axis, Bootstrap, Family, Metric, on_val, within, yardstick_seconds
+from amips import Design
+from amips.bench import (
+    Axis,
+    Bootstrap,
+    Chart,
+    Family,
+    Metric,
+    Mode,
+    Panel,
+    Series,
+    Settings,
+    Summary,
+    System,
+    Table,
+    describe_machine,
+    in_words,
+    sweep,
+    training_curves,
+    within,
+)
 from amips.metrics import front
-from amips.bench.facts import training_curves
-from amips.bench.machine import describe
-from amips.bench.runner import Settings
-from paper.workspace import Workspace
-from paper.mappers import trained
-from paper.search_runs import run_systems
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.bench.systems import System, Way, sweep
-from amips.bench.verdict import in_words
 from amips.task import Task
+from paper.claims import Claim, Finding, claim_values, verdict
+from paper.mappers import trained
+from paper.search_runs import CLEARLY, ORIGINAL, Query, Searched, Way, lead, points, search_all
+from paper.workspace import Workspace
 
+WHERE = "Section 4.4, Figure 5"
 CELLS = (4.0,)  # of the indexes that mapped queries search, in units of sqrt(n)
 SIZES = ("XS", "S", "M", "L")
+SMALL_SIZES = ("XS", "S")
 METRICS: tuple[Metric, ...] = ("recall@0.01%", "recall@0.1%", "recall@0.5%")
 TARGETS = (0.8, 0.9, 0.95)
-ORIGINAL = "centroid"
-TOLD: Metric = "recall@0.1%"  # what the verdict is about,
+JUDGED: Metric = "recall@0.1%"  # what the verdict is about,
 LEVEL = 0.9  # ... and where
+AXES: dict[Axis, str] = {"flops": "FLOPs", "scanned": "keys scanned"}
+WORDS: dict[Query, str] = {
+    "original": "searched with x",
+    "mapped": "searched with the predicted key (drop-in)",
+    "routed": "routed by the prediction",
+}
 
 
 def mapper(workspace: Workspace, task: Task, size: str) -> str:
@@ -35,49 +56,50 @@ def mapper(workspace: Workspace, task: Task, size: str) -> str:
 
 
 def counts(n: int) -> list[int]:
-    """Numbers of cells of the indexes."""
+    """Numbers of cells of the indexes that mapped queries search."""
     return sorted({max(2, round(factor * n**0.5)) for factor in CELLS})
 
 
-def index_systems(n: int, runs: Mapping[str, str], ways: Sequence[Way]) -> list[System]:
+def index_ways(n: int, runs: Mapping[str, str], mapped: Mode = "drop-in") -> dict[Way, list[System]]:
     """Inverted files of n keys: with x over the whole sweep of cells, with mappers over `counts`.
 
     Args:
-        runs: what the mapper in each run directory is called.
+        runs: the run directory of the KeyNet of each size.
+        mapped: how the predicted key is searched with; the paper's way scores with it, too.
     """
-    systems = [System(cells=c) for c in sorted({*sweep(n), *counts(n)})]
-    return systems + [
-        System(cells=c, router=run, route=way, label=label)
-        for run, label in runs.items()
-        for way in ways
-        for c in counts(n)
-    ]
+    ways = {ORIGINAL: [System(Design.plain(c)) for c in sorted({*sweep(n), *counts(n)})]}
+    modes: dict[Query, Mode] = {"mapped": mapped, "routed": "cells"}
+    for size, run in runs.items():
+        for query, mode in modes.items():
+            ways[Way(query, size)] = [
+                System(Design.plain(c), run=run, mode=mode, label=f"KeyNet {size}") for c in counts(n)
+            ]
+    return ways
 
 
 def run(workspace: Workspace) -> Summary:
     """Original, drop-in and routed, for every size."""
     task = workspace.mapping_task()
     sizes = SIZES if workspace.scale.name != "smoke" else ("XS",)
-    runs = {mapper(workspace, task, size): f"KeyNet {size}" for size in sizes}
-    systems = index_systems(task.n, runs, ("cells", "drop-in"))
-    tested, raw = run_systems(workspace, task, "ivf", systems, None, times=True)
-    seconds = yardstick_seconds(raw)
+    runs = {size: mapper(workspace, task, size) for size in sizes}
+    searched = search_all(workspace, task, "ivf", index_ways(task.n, runs), None, times=True)
+    test = searched.test
     bootstrap = Bootstrap(np.asarray(task.test.source))
-    base = next(family for family in tested if family.role == "baseline")
+    findings = compare(searched, bootstrap, len(task.test))
     scale = workspace.scale
     return Summary(
         name="ivf",
         title="FAISS IVF searched with x and with the predicted key",
-        verdict=_verdict(base, tested, on_val(raw, task), bootstrap, task),
-        tables=[_table(base, tested, bootstrap, metric) for metric in METRICS],
-        charts=[_chart(tested, metric, seconds, task) for metric in METRICS],
+        verdict=verdict(findings),
+        tables=[_table(test, bootstrap, metric) for metric in METRICS],
+        charts=[_chart(searched, metric, task.n) for metric in METRICS],
         facts=[
             ("keys", f"{task.n:,}"),
             ("training rows", f"{len(task.train):,}, noisy copies included"),
             ("test queries", f"{len(task.test):,}"),
             ("cells", ", ".join(f"{c:,}" for c in counts(task.n))),
         ],
-        curves=training_curves(runs),
+        curves=training_curves({run: f"KeyNet {size}" for size, run in runs.items()}),
         method=[
             f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). With x, the front is "
             "over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) "
@@ -86,31 +108,33 @@ def run(workspace: Workspace) -> Summary:
             "later than first, which Recall@0.1% of n forgives and recall@1 does not. Routed chooses cells "
             "with the prediction and scores with x. Times are for k = 10, one thread.",
         ],
-        command=f"amips study ivf --data DATA --scale {scale.name} --out OUT",
-        machine=describe(),
+        command=workspace.command("ivf"),
+        machine=describe_machine(),
         values={
-            "recall": {metric: {f.name: f.recalls(metric).tolist() for f in tested} for metric in METRICS},
-            "flops": {f.name: f.costs("flops").tolist() for f in tested},
+            "recall": {m: {f.name: f.recalls(m).tolist() for f in test.values()} for m in METRICS},
+            "flops": {f.name: f.costs("flops").tolist() for f in test.values()},
             "seconds": {
-                f.name: [float(v) * seconds["single/1"] for v in f.costs("single/1")] for f in tested
+                f.name: [float(v) * searched.seconds["single/1"] for v in f.costs("single/1")]
+                for f in test.values()
             },
+            **claim_values(findings),
         },
     )
 
 
-def _table(base: Family, tested: list[Family], bootstrap: Bootstrap, metric: Metric) -> Table:
+def _table(test: Mapping[Way, Family], bootstrap: Bootstrap, metric: Metric) -> Table:
     """How many times fewer FLOPs, probes' keys and time than with x."""
     rows = []
     axes: tuple[Axis, ...] = ("flops", "scanned", "single/1", "batch/1")
     for target in TARGETS:
-        for family in tested:
-            if family is base:
+        for way, family in test.items():
+            if way == ORIGINAL:
                 continue
             cells = []
             for axis in axes:
-                r = bootstrap.ratio(base, family, axis, metric, target)
-                text = "not reached" if r is None else f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})"
-                cells.append(text if _has_time(family, axis, metric) else "-")
+                ratio = bootstrap.ratio(test[ORIGINAL], family, axis, metric, target)
+                text = "not reached" if ratio is None else str(ratio)
+                cells.append(text if _has_time(way, family, axis, metric) else "-")
             rows.append([f"{target:.2f}", family.name, *cells])
     head = ["recall", "searched with", "FLOPs", "keys scanned", "time, batch 1", "time, large batch"]
     note = (
@@ -122,24 +146,24 @@ def _table(base: Family, tested: list[Family], bootstrap: Bootstrap, metric: Met
     return Table(f"{metric[0].upper()}{metric[1:]}: against searching with x", head, rows, note)
 
 
-def _has_time(family: Family, axis: Axis, metric: Metric) -> bool:
+def _has_time(way: Way, family: Family, axis: Axis, metric: Metric) -> bool:
     """Whether a cost belongs to a recall: times are for 10 results, drop-in's deeper recalls need more."""
-    if axis in ("flops", "scanned") or not family.name.endswith("drop-in"):
+    if axis in ("flops", "scanned") or way.query != "mapped":
         return True
     return metric == METRICS[0] and within(family.runs[0].n)[0] <= Settings().k
 
 
-def _chart(tested: list[Family], metric: Metric, seconds: dict[str, float], task: Task) -> Chart:
+def _chart(searched: Searched[Way], metric: Metric, n: int) -> Chart:
     panels = []
     labels: dict[Axis, tuple[str, float]] = {
-        "single/1": ("us a query, batch 1", 1e6 * seconds["single/1"]),
-        "scanned": ("keys scanned, share of all", 1 / task.n),
+        "single/1": ("us a query, batch 1", 1e6 * searched.seconds["single/1"]),
+        "scanned": ("keys scanned, fraction of all", 1 / n),
         "flops": ("FLOPs a query", 1.0),
     }
     for axis, (label, unit) in labels.items():
         series = []
-        for family in tested:
-            if not _has_time(family, axis, metric):
+        for way, family in searched.test.items():
+            if not _has_time(way, family, axis, metric):
                 continue
             cost, recall = family.costs(axis), family.recalls(metric)
             best = front(cost, recall)
@@ -148,43 +172,76 @@ def _chart(tested: list[Family], metric: Metric, seconds: dict[str, float], task
                 for i in best
             ]
             x, y = [float(v) for v in cost[best] * unit], [float(v) for v in recall[best]]
-            name = "original" if family.name == ORIGINAL else family.name
-            group = "baseline" if family.role == "baseline" else "contender"
-            series.append(Series(name, x, y, text, "line", group))  # type: ignore[arg-type]
+            base = way == ORIGINAL
+            name = "original" if base else family.name
+            series.append(Series(name, x, y, text, "line", "baseline" if base else "contender"))
         panels.append(Panel("", label, metric, series, log_x=True))
     slug = metric.replace("recall@", "recall").replace("%", "").replace(".", "")
     return Chart(f"ivf-{slug}", f"FAISS IVF: {metric} of n", panels)
 
 
-def _verdict(
-    base: Family, tested: list[Family], chosen_from: list[Family], bootstrap: Bootstrap, task: Task
-) -> list[str]:
-    """For both ways the size that was best on val, against searching with x."""
-    sentences = []
-    named = {family.name: family for family in tested}
-    for way in ("drop-in", "routed"):
-        words = (
-            "searched with the predicted key (drop-in)" if way == "drop-in" else "routed by the prediction"
+def compare(searched: Searched[Way], bootstrap: Bootstrap, queries: int) -> list[Finding]:
+    """The paper's claims of leads, then for both ways the cost at a recall of the size that was best on val.
+
+    Args:
+        queries: how many test queries there are.
+    """
+    ways: tuple[Query, ...] = ("mapped", "routed")
+    return [*_claims(searched), *(_at_level(searched, query, bootstrap, queries) for query in ways)]
+
+
+def leads(families: Mapping[Way, Family], way: Way) -> dict[Axis, float]:
+    """By how much a way finds more than x at equal cost, where it does most, by axis."""
+    return {axis: lead(families[ORIGINAL], families[way], axis, JUDGED) for axis in AXES}
+
+
+def _claims(searched: Searched[Way]) -> list[Claim]:
+    """That mapped queries lead, and the small networks most."""
+
+    def on_val(way: Way) -> float:
+        value = leads(searched.val, way)["flops"]
+        return -math.inf if math.isnan(value) else value
+
+    mapped = [way for way in searched.test if way.query == "mapped"]
+    best = max(mapped, key=on_val)
+    ahead = leads(searched.test, best)
+    words = [f"{points(value)} ({AXES[axis]})" for axis, value in ahead.items()]
+    claims = [
+        Claim(
+            "mapped queries lead in the middle of the budgets",
+            WHERE,
+            all(value > CLEARLY for value in ahead.values()),
+            f"FAISS IVF searched with the predicted key (KeyNet {best.size}, the best on val): {JUDGED} "
+            f"minus that of x at equal cost, where it is highest: {', '.join(words)}",
         )
-        costs = {
-            family.name: family.cost_at("flops", TOLD, LEVEL)
-            for family in chosen_from
-            if family.role == "contender" and family.name.endswith(", drop-in") == (way == "drop-in")
-        }
-        reached = {name: cost for name, cost in costs.items() if not math.isnan(cost)}
-        chosen = min(reached, key=lambda name: reached[name]) if reached else None
-        ratio = None if chosen is None else bootstrap.ratio(base, named[chosen], "flops", TOLD, LEVEL)
-        if ratio is None and math.isnan(base.cost_at("flops", TOLD, LEVEL)):
-            sentences.append(f"Searched with x the index does not reach {TOLD} = {LEVEL:.2f}.")
-        elif ratio is None:
-            sentences.append(
-                f"The index {words} does not reach {TOLD} = {LEVEL:.2f} within the budgets tried."
-            )
-        else:
-            sentences.append(
-                f"At {TOLD} = {LEVEL:.2f} on {len(task.test):,} held-out queries, the index {words} "
-                f"({chosen}, the best size on val) against the best index searched with x: "
-                f"{in_words(ratio, 'FLOPs', 'fewer', 'more')} (ratio of FLOPs {ratio.value:.2f}, 95 % "
-                f"interval {ratio.low:.2f} to {ratio.high:.2f})."
-            )
-    return sentences
+    ]
+    if sizes := {way.size for way in mapped} - set(SMALL_SIZES):
+        gains = on_val(best) > 0
+        evidence = f"On val, KeyNet {best.size} " + (
+            "leads most" if gains else "is least behind: no size leads"
+        )
+        reproduced = best.size not in sizes if gains else None
+        claims.append(Claim("the small networks, XS and S, gain most", WHERE, reproduced, evidence))
+    return claims
+
+
+def _at_level(searched: Searched[Way], query: Query, bootstrap: Bootstrap, queries: int) -> str:
+    """What a recall costs a way, of the size that was cheapest on val, against x."""
+    base = searched.test[ORIGINAL]
+    costs = {
+        way: family.cost_at("flops", JUDGED, LEVEL)
+        for way, family in searched.val.items()
+        if way.query == query
+    }
+    reached = {way: cost for way, cost in costs.items() if not math.isnan(cost)}
+    chosen = min(reached, key=lambda way: reached[way]) if reached else None
+    ratio = None if chosen is None else bootstrap.ratio(base, searched.test[chosen], "flops", JUDGED, LEVEL)
+    if math.isnan(base.cost_at("flops", JUDGED, LEVEL)):
+        return f"Searched with x the index does not reach {JUDGED} = {LEVEL:.2f}."
+    if ratio is None or chosen is None:
+        return f"The index {WORDS[query]} does not reach {JUDGED} = {LEVEL:.2f} within the budgets tried."
+    return (
+        f"At {JUDGED} = {LEVEL:.2f} on {queries:,} held-out queries, the index {WORDS[query]} (KeyNet "
+        f"{chosen.size}, the best size on val) against the best index searched with x: "
+        f"{in_words(ratio, 'FLOPs', 'fewer', 'more')}, ratio {ratio}."
+    )

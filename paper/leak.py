@@ -18,15 +18,15 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from amips import exact
-from amips.bench.machine import describe
-from paper.workspace import Workspace
+from amips import KeyNet, exact, label
+from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
+from amips.files import partial
+from amips.task import Split, Task
+from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
+from paper.claims import claim_values
 from paper.leak_search import search_chart, search_sentences, search_table, searched
 from paper.mappers import per_row
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.nets import KeyNet
-from amips.task import Split, Task, label
-from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
+from paper.workspace import Workspace
 
 Doubles = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -59,17 +59,19 @@ class Plan:
 
     def source_of(self, rows: NDArray[np.integer[Any]]) -> Ids:
         """The source query of each row."""
-        found: Ids = self.sources[np.asarray(rows) // self.each]
-        return found
+        sources: Ids = self.sources[np.asarray(rows) // self.each]
+        return sources
 
 
-def plan(distinct: Ids, test: NDArray[np.bool_], held: int, copies: int, most: int | None, seed: int) -> Plan:
+def plan(
+    distinct: Ids, test: NDArray[np.bool_], leaky: int, copies: int, most: int | None, seed: int
+) -> Plan:
     """Draw the pool, its split row by row as the authors do it, and the held-out sources.
 
     Args:
         distinct: ids of the queries of which no two are equal.
         test: for each of them, whether it is to be held out.
-        held: leaky rows; a tenth of the pool if that is fewer.
+        leaky: how many leaky rows there are; a tenth of the pool if that is fewer.
         copies: noisy copies of each source.
         most: rows in the pool, at most.
     """
@@ -81,7 +83,7 @@ def plan(distinct: Ids, test: NDArray[np.bool_], held: int, copies: int, most: i
     rows = len(pool) * each
     split = np.full(rows + len(held_out) * each, "test", "<U5")
     split[:rows] = "train"
-    split[rng.permutation(rows)[: min(held, max(1, rows // 10))]] = "val"
+    split[rng.permutation(rows)[: min(leaky, max(1, rows // 10))]] = "val"
     return Plan(np.concatenate([pool, held_out]), each, split)
 
 
@@ -89,20 +91,19 @@ def write_rows(path: Path, queries: Vectors, planned: Plan, seed: int) -> Vector
     """The rows of a plan as a file: x itself, then copies x + noise ||x|| eps, eps ~ N(0, I), at x's norm."""
     if not path.exists():
         each = planned.each
-        partial = path.with_name(f"{path.stem}.partial.npy")
-        out = open_memmap(partial, "w+", np.float32, (len(planned.split), queries.d))
-        rng = np.random.default_rng([seed, 5])
-        step = max(1, BLOCK_FLOATS // (each * queries.d))
-        for low in range(0, len(planned.sources), step):
-            x = np.repeat(queries.take(planned.sources[low : low + step]), each, axis=0)
-            norms = row_norms(x)
-            eps = rng.standard_normal(x.shape, np.float32)
-            eps[::each] = 0
-            x += NOISE * norms[:, None] * eps
-            x *= (norms / row_norms(x))[:, None]
-            out[low * each : low * each + len(x)] = x
-        out.flush()
-        partial.rename(path)
+        with partial(path) as temporary:
+            out = open_memmap(temporary, "w+", np.float32, (len(planned.split), queries.d))
+            rng = np.random.default_rng([seed, 5])
+            step = max(1, BLOCK_FLOATS // (each * queries.d))
+            for low in range(0, len(planned.sources), step):
+                x = np.repeat(queries.take(planned.sources[low : low + step]), each, axis=0)
+                norms = row_norms(x)
+                eps = rng.standard_normal(x.shape, np.float32)
+                eps[::each] = 0
+                x += NOISE * norms[:, None] * eps
+                x *= (norms / row_norms(x))[:, None]
+                out[low * each : low * each + len(x)] = x
+            out.flush()
     return open_vectors(path, "rows")
 
 
@@ -112,12 +113,14 @@ def prepare(workspace: Workspace) -> tuple[Plan, Task]:
     # Half as many rows as the scale has training queries: labelling them is most of the work.
     most = None if workspace.scale.queries is None else workspace.scale.queries // 2
     copies = max(COPIES, workspace.scale.copies)
-    planned = plan(distinct, workspace.split[distinct] == "test", workspace.scale.held, copies, most, workspace.seed)
+    test, size = workspace.split[distinct] == "test", workspace.scale.held_out
+    planned = plan(distinct, test, size, copies, most, workspace.seed)
     rows = write_rows(workspace.work / "leak.npy", workspace.queries, planned, workspace.seed)
     task = label(
         workspace.keys,
         rows,
         out=workspace.work / "task-leak",
+        cells=1,
         copies=0,
         split=planned.split,
         k=1,
@@ -161,7 +164,7 @@ def run(workspace: Workspace) -> Summary:
     """Train one KeyNet on the authors' split and measure it on leaky and on truly held-out rows."""
     planned, task = prepare(workspace)
     net = workspace.model(task, KeyNet("XS"), "leak")
-    splits = {"leaky": task.val, "held": task.test}
+    splits = {"leaky": task.val, "held_out": task.test}
     rows = {name: per_row(net, task, split) for name, split in splits.items()}
     for name, split in splits.items():
         rows[name][LOOKUP] = lookup(task, split)
@@ -169,27 +172,33 @@ def run(workspace: Workspace) -> Summary:
     rng = np.random.default_rng([workspace.seed, 6])
     values: dict[str, Any] = {}
     for metric in (*METRICS, LOOKUP):
-        leaky, held = (float(rows[name][metric].mean()) for name in splits)
+        leaky, unseen = (float(rows[name][metric].mean()) for name in splits)
         drawn = [bootstrap(rows[name][metric], sources[name], rng) for name in splits]
         interval = np.quantile(drawn[0] - drawn[1], (0.025, 0.975)).tolist()
-        values[metric] = {"leaky": leaky, "held": held, "difference": leaky - held, "interval": interval}
+        values[metric] = {
+            "leaky": leaky,
+            "held_out": unseen,
+            "difference": leaky - unseen,
+            "interval": interval,
+        }
     trained = planned.source_of(task.train.source)
     values |= {
-        "rows": {"train": len(task.train), "leaky": len(task.val), "held": len(task.test)},
-        "sources": {"pool": len(np.unique(trained)), "held": len(np.unique(sources["held"]))},
+        "rows": {"train": len(task.train), "leaky": len(task.val), "held_out": len(task.test)},
+        "sources": {"pool": len(np.unique(trained)), "held_out": len(np.unique(sources["held_out"]))},
         "leaky_with_relatives": float(np.isin(sources["leaky"], trained).mean()),
-        "held_with_relatives": float(np.isin(sources["held"], trained).mean()),
+        "held_out_with_relatives": float(np.isin(sources["held_out"], trained).mean()),
         "samples": int(net.about["samples"]),
         "times_seen": net.about["samples"] / len(task.train),
         "search": searched(workspace, task, workspace.run_directory("leak", task)),
+        **claim_values([]),  # the paper says nothing of how it splits
     }
     return Summary(
         name="leak",
         title="What noise before the split is worth",
-        verdict=_verdict(values),
+        verdict=sentences(values),
         tables=[_table(values), search_table(values["search"])],
         charts=[
-            _errors_chart(rows["leaky"]["erel"], rows["held"]["erel"]),
+            _errors_chart(rows["leaky"]["erel"], rows["held_out"]["erel"]),
             search_chart(values["search"]),
         ],
         facts=[
@@ -199,7 +208,10 @@ def run(workspace: Workspace) -> Summary:
                 "leaky rows",
                 f"{len(task.val):,}, {values['leaky_with_relatives']:.1%} with relatives in train",
             ),
-            ("held-out rows", f"{len(task.test):,} of {values['sources']['held']:,} other source queries"),
+            (
+                "held-out rows",
+                f"{len(task.test):,} of {values['sources']['held_out']:,} other source queries",
+            ),
         ],
         method=[
             f"Every source query gives its original and {planned.each - 1} noisy copies (sigma {NOISE} "
@@ -213,8 +225,8 @@ def run(workspace: Workspace) -> Summary:
             "The lookup answers with the top key of the nearest training row: a model that does nothing "
             "but memorise.",
         ],
-        command=f"amips study leak --data DATA --scale {workspace.scale.name} --out OUT",
-        machine=describe(),
+        command=workspace.command("leak"),
+        machine=describe_machine(),
         values=values,
     )
 
@@ -224,14 +236,14 @@ def _table(values: dict[str, Any]) -> Table:
     for metric, what in {**METRICS, LOOKUP: "match rate of a lookup"}.items():
         one = values[metric]
         low, high = one["interval"]
-        cells = [f"{one['leaky']:.3f}", f"{one['held']:.3f}", f"{one['difference']:+.3f}"]
+        cells = [f"{one['leaky']:.3f}", f"{one['held_out']:.3f}", f"{one['difference']:+.3f}"]
         rows.append([what, *cells, f"{low:+.3f} to {high:+.3f}"])
     head = ["metric", "leaky rows", "held-out rows", "difference", "95 % interval"]
     return Table("The same network on both kinds of rows", head, rows)
 
 
-def _errors_chart(leaky: Doubles, held: Doubles) -> Chart:
-    both = np.concatenate([leaky, held])
+def _errors_chart(leaky: Doubles, unseen: Doubles) -> Chart:
+    both = np.concatenate([leaky, unseen])
     # The few rows far out would leave the rest to a corner of the chart; the outermost bins hold them.
     low, high = np.quantile(both, (0.005, 0.995))
     edges = np.linspace(low, max(high, low + 1e-6), BARS + 1)
@@ -241,13 +253,14 @@ def _errors_chart(leaky: Doubles, held: Doubles) -> Chart:
         counts, _ = np.histogram(errors.clip(edges[0], edges[-1]), bins=edges)
         return Series(name, centres, (counts / len(errors)).tolist())
 
-    marks = [("mean, leaky", float(leaky.mean())), ("mean, held out", float(held.mean()))]
-    series = [line("leaky rows", leaky), line("held-out rows", held)]
-    panel = Panel("", "transport error of a row (erel)", "share of rows", series, marks=marks)
+    marks = [("mean, leaky", float(leaky.mean())), ("mean, held out", float(unseen.mean()))]
+    series = [line("leaky rows", leaky), line("held-out rows", unseen)]
+    panel = Panel("", "transport error of a row (erel)", "fraction of rows", series, marks=marks)
     return Chart("errors", "Transport errors on leaky and on held-out rows", [panel])
 
 
-def _verdict(values: dict[str, Any]) -> list[str]:
+def sentences(values: dict[str, Any]) -> list[str]:
+    """What the leak is worth: of predictions, of searching with them, and of memory alone."""
     said = []
     for metric, what in (("match", "Match rate"), ("erel", "Transport error (erel)")):
         one = values[metric]
@@ -260,14 +273,14 @@ def _verdict(values: dict[str, Any]) -> list[str]:
                 "the leak flatters" if flattering else "held-out rows do better, the leak does not flatter"
             )
         said.append(
-            f"{what}: {one['leaky']:.3f} on leaky rows, {one['held']:.3f} on held-out ones, a difference of "
-            f"{one['difference']:+.3f} ({low:+.3f} to {high:+.3f}): {worth}."
+            f"{what}: {one['leaky']:.3f} on leaky rows, {one['held_out']:.3f} on held-out ones, a difference "
+            f"of {one['difference']:+.3f} ({low:+.3f} to {high:+.3f}): {worth}."
         )
     said += search_sentences(values["search"])
     memory = values[LOOKUP]
     said.append(
         f"A lookup that does nothing but memorise is right on {memory['leaky']:.1%} of the leaky rows and "
-        f"on {memory['held']:.1%} of the held-out ones: that is what the split gives away."
+        f"on {memory['held_out']:.1%} of the held-out ones: that is what the split gives away."
     )
     said.append(
         f"This holds for a KeyNet XS that saw each of {values['rows']['train']:,} training rows "

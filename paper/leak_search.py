@@ -3,34 +3,35 @@
 from pathlib import Path
 from typing import Any
 
-from amips.bench.derive import Family, Metric, on_val
-from paper.ivf import ORIGINAL, index_systems
-from paper.workspace import Workspace
-from paper.search_runs import CLEARLY, front_of, lead, none_if_nan, recall_at, run_systems, shown
-from amips.bench.summary import Chart, Panel, Series, Table
+from amips.bench import Chart, Family, Metric, Panel, Series, Table
 from amips.task import Task
+from paper.ivf import index_ways
+from paper.search_runs import CLEARLY, Query, Way, front_of, lead, none_if_nan, recall_at, search_all, shown
+from paper.workspace import Workspace
 
-NAME = "KeyNet XS"
-DROP_IN = f"{NAME}, drop-in"
-WAYS = {ORIGINAL: "x", DROP_IN: "mapped (drop-in)", NAME: "routed by the prediction"}
+WAYS: dict[Query, str] = {
+    "original": "x",
+    "mapped": "mapped (drop-in)",
+    "routed": "routed by the prediction",
+}
 SEARCHED: tuple[Metric, ...] = ("recall@1", "recall@0.1%")
 LEVELS = (0.5, 0.7, 0.9)  # recalls of x whose costs recalls are compared at
-KINDS = {"leaky": "leaky rows", "held": "held-out rows"}
+KINDS = {"leaky": "leaky rows", "held_out": "held-out rows"}
 
 
 def searched(workspace: Workspace, task: Task, run: Path) -> dict[str, Any]:
     """Leads over x and fronts, for both kinds of rows: `val` of the task is leaky, `test` is held out."""
-    systems = index_systems(task.n, {str(run): NAME}, ("cells", "drop-in"))
-    held, raw = run_systems(workspace, task, "leak", systems, None, times=False)
-    found = {"leaky": on_val(raw, task), "held": held}
+    measured = search_all(workspace, task, "leak", index_ways(task.n, {"XS": str(run)}), None, times=False)
+    by_kind = {"leaky": measured.val, "held_out": measured.test}
     return {
-        metric: {kind: _figures({f.name: f for f in of_kind}, metric) for kind, of_kind in found.items()}
+        metric: {kind: _figures(families, metric) for kind, families in by_kind.items()}
         for metric in SEARCHED
     }
 
 
-def _figures(families: dict[str, Family], metric: Metric) -> dict[str, Any]:
-    base = families[ORIGINAL]
+def _figures(ways: dict[Way, Family], metric: Metric) -> dict[str, Any]:
+    families = {way.query: family for way, family in ways.items()}
+    base = families["original"]
     at = {}
     for level in LEVELS:
         cost = base.cost_at("flops", metric, level)
@@ -56,7 +57,7 @@ def search_table(values: dict[str, Any]) -> Table:
     rows = []
     for metric in SEARCHED:
         for name, way in WAYS.items():
-            if name == ORIGINAL:
+            if name == "original":
                 continue
             for kind, words in KINDS.items():
                 one = values[metric][kind]
@@ -78,7 +79,7 @@ def search_chart(values: dict[str, Any]) -> Chart:
         series = []
         for name, way in WAYS.items():
             cost, recall = values[metric][kind]["front"][name]
-            series.append(Series(way, cost, recall, group="baseline" if name == ORIGINAL else "contender"))
+            series.append(Series(way, cost, recall, group="baseline" if name == "original" else "contender"))
         panels.append(Panel(words, "FLOPs a query", metric, series, log_x=True))
     return Chart("leak-search", "FAISS IVF searched with x and with the predicted key", panels)
 
@@ -87,8 +88,8 @@ def search_sentences(values: dict[str, Any]) -> list[str]:
     """Where the predicted key leads."""
     said = []
     for metric in SEARCHED:
-        leads = {kind: values[metric][kind]["lead"][DROP_IN] for kind in KINDS}
-        told = [
+        leads = {kind: values[metric][kind]["lead"]["mapped"] for kind in KINDS}
+        parts = [
             f"nowhere comparable on {words}"
             if leads[kind] is None
             else f"{100 * leads[kind]:+.1f} points on {words}"
@@ -100,9 +101,9 @@ def search_sentences(values: dict[str, Any]) -> list[str]:
             (True, False): "it leads only where relatives of the query were trained on",
             (False, True): "it leads on held-out rows only",
             (False, False): "it leads on neither",
-        }[ahead["leaky"], ahead["held"]]
+        }[ahead["leaky"], ahead["held_out"]]
         said.append(
             f"Searched with the predicted key (drop-in), the largest lead over x at equal FLOPs in {metric} "
-            f"is {' and '.join(told)}: {worth}."
+            f"is {' and '.join(parts)}: {worth}."
         )
     return said

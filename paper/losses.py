@@ -3,25 +3,24 @@
 from dataclasses import replace
 from typing import Any
 
-from amips.bench.machine import describe
-from paper.workspace import Workspace
+from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
+from amips.nets import Recipe
+from paper.claims import Claim, Finding, claim_values, verdict
 from paper.mappers import (
     KINDS,
     ONE_SEED,
     Trained,
-    compared,
     difference,
     draws,
     paper_depth,
     task_facts,
     trained,
 )
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.nets import Recipe
-from amips.nets import recipe_named
+from paper.workspace import Workspace
 
+WHERE = "Appendix A.6, Figure 14"
 BOTH, GRADIENT, SCORE = "both", "gradient only", "score only"
-# What is taken from the recipe; what is left keeps its weight. SupportNet keeps its penalty throughout.
+# What is left out of the recipe; what is left keeps its weight. SupportNet keeps its penalty throughout.
 WITHOUT: dict[str, dict[str, float]] = {
     SCORE: {"grad": 0.0, "key": 0.0},
     GRADIENT: {"score": 0.0, "consist": 0.0},
@@ -29,8 +28,8 @@ WITHOUT: dict[str, dict[str, float]] = {
 }
 RATES = {"full": (1.0, 3.0)}  # of the recipe's; the paper has two, and does not say which
 SIZE = "XS"
-NOTICEABLE = 0.9  # a score error below this share of another is noticeably lower,
-NEARLY = 1.05  # ... and a gradient error up to this multiple of another hardly higher
+NOTICEABLE = 0.9  # a score error below this multiple of another is noticeably lower,
+NEARLY = 1.05  # ... and a gradient error up to this one hardly higher
 PAPER = (
     "The paper (NQ, L = 16; a figure, no table): score alone has the lowest score error and the highest "
     "gradient error, gradient alone the reverse; both together have nearly the gradient error of gradient "
@@ -38,98 +37,112 @@ PAPER = (
 )
 
 
-def recipes(scale_recipe: str) -> dict[str, Recipe]:
-    """The three recipes: they differ in the weights of the losses alone."""
-    base = recipe_named(scale_recipe)
-    return {loss: replace(base, **gone) for loss, gone in WITHOUT.items()}  # type: ignore[arg-type]
+Networks = dict[tuple[str, float, str], Trained]  # by kind, rate (of the recipe's) and losses
+
+
+def recipes(base: Recipe) -> dict[str, Recipe]:
+    """The three recipes made of one: they differ in the weights of the losses alone."""
+    return {loss: replace(base, **zeros) for loss, zeros in WITHOUT.items()}  # type: ignore[arg-type]
 
 
 def run(workspace: Workspace) -> Summary:
     """Score error and gradient error on test of both networks under the three losses."""
     task = workspace.mapping_task()
     name = workspace.scale.name
-    found: dict[tuple[str, float, str], Trained] = {}
+    networks: Networks = {}
     for kind in KINDS:
         for rate in RATES.get(name, (1.0,)):
-            for loss, recipe in recipes(workspace.scale.recipe).items():
+            for loss, recipe in recipes(workspace.recipe()).items():
                 tags = [loss.replace(" ", "-")] if loss != BOTH else []
                 tags += [f"rate{rate:g}"] if rate != 1 else []
                 changed = replace(recipe, rate=rate * recipe.rate)
-                one = trained(workspace, task, kind, SIZE, paper_depth(workspace), changed, tag="-".join(tags))
-                found[kind, rate, loss] = one
+                one = trained(
+                    workspace, task, kind, SIZE, paper_depth(workspace), changed, tag="-".join(tags)
+                )
+                networks[kind, rate, loss] = one
+    findings = compare(networks)
     values: dict[str, Any] = {
         "networks": {
             label(*key): {**one.described(), "recipe": one.model.about["recipe"]}
-            for key, one in found.items()
-        }
+            for key, one in networks.items()
+        },
+        **claim_values(findings),
     }
     return Summary(
         name="losses",
         title="What each term of the losses buys",
-        verdict=_verdict(found),
-        tables=[_table(found)],
-        charts=[_chart(found)],
+        verdict=verdict(findings),
+        tables=[_table(networks)],
+        charts=[_chart(networks)],
         facts=task_facts(task),
         method=[
             f"{SIZE}, L = {paper_depth(workspace)}, c = 1, each trained for {workspace.scale.budget} (recipe "
-            f"{workspace.scale.recipe!r}). Score is SupportNet's score loss and KeyNet's consistency loss (weight "
-            "0.01), gradient is SupportNet's gradient loss and KeyNet's key loss (weight 1).",
+            f"{workspace.scale.recipe!r}). Score is SupportNet's score loss and KeyNet's consistency loss "
+            "(weight 0.01), gradient is SupportNet's gradient loss and KeyNet's key loss (weight 1).",
             "The score error is the mean of (f(x) - sigma(x))^2, for KeyNet with f(x) = <F(x), x>; the "
             "gradient error the mean of ||y^ - y*||^2. " + ONE_SEED,
         ],
-        command=f"amips study losses --data DATA --scale {name} --out OUT",
-        machine=describe(),
+        command=workspace.command("losses"),
+        machine=describe_machine(),
         values=values,
     )
 
 
 def label(kind: str, rate: float, loss: str = "") -> str:
-    """What a network of this study, or those of one kind and rate, are called."""
+    """What a network of this experiment, or those of one kind and rate, are called."""
     return ", ".join([kind, *([loss] if loss else []), *([f"{rate:g} times the rate"] if rate != 1 else [])])
 
 
-def _table(found: dict[tuple[str, float, str], Trained]) -> Table:
+def _table(networks: Networks) -> Table:
     rows = []
-    for key, one in found.items():
+    for key, one in networks.items():
         errors = [f"{one.mean('score'):.5f}", f"{one.mean('key'):.4f}", f"{one.mean('erel'):.3f}"]
         rows.append([label(*key), f"{one.samples / 1e6:.3g}", *errors, f"{one.mean('mrr'):.3f}"])
     head = ["network, losses", "million samples", "score error", "gradient error", "erel", "MRR"]
     return Table("Errors on test", head, rows, PAPER)
 
 
-def _chart(found: dict[tuple[str, float, str], Trained]) -> Chart:
+def _chart(networks: Networks) -> Chart:
     series = [
         Series(label(*key), [one.mean("score")], [one.mean("key")], [label(*key)], "points")
-        for key, one in found.items()
+        for key, one in networks.items()
     ]
     panel = Panel("", "score error", "gradient error", series, log_x=True, log_y=True)
     return Chart("losses", "Gradient error against score error", [panel], "The lower left corner is best.")
 
 
-def _verdict(found: dict[tuple[str, float, str], Trained]) -> list[str]:
-    bootstrap = draws(next(iter(found.values())).task)
-    said = []
-    for kind, rate in dict.fromkeys((kind, rate) for kind, rate, _ in found):
-        of = {loss: found[kind, rate, loss] for loss in WITHOUT}
+def compare(networks: Networks) -> list[Finding]:
+    """For each network: the two losses alone, then both together, against what the paper says of them."""
+    bootstrap = draws(next(iter(networks.values())).task)
+    findings: list[Finding] = []
+    for kind, rate in dict.fromkeys((kind, rate) for kind, rate, _ in networks):
+        of = {loss: networks[kind, rate, loss] for loss in WITHOUT}
         score, gradient = ({loss: one.mean(m) for loss, one in of.items()} for m in ("score", "key"))
         name = label(kind, rate)
         lowest = min(score, key=lambda loss: score[loss])
         highest = max(gradient, key=lambda loss: gradient[loss])
-        corners = score[SCORE] < score[GRADIENT] and gradient[GRADIENT] < gradient[SCORE]
-        apart = difference(of[SCORE], of[GRADIENT], "score", bootstrap)
-        doubt = "" if apart.sure else " (no sure difference)"
-        said.append(
-            f"{name}: the score error is lowest with {lowest} ({score[lowest]:.5f}) and the gradient error "
-            f"highest with {highest} ({gradient[highest]:.3f}); score alone against gradient alone: score "
-            f"error {score[SCORE]:.5f} against {score[GRADIENT]:.5f}{doubt}, gradient error "
-            f"{gradient[SCORE]:.3f} against {gradient[GRADIENT]:.3f}: "
-            f"{compared(corners, 'each alone is best at its own error')}."
+        doubt = (
+            "" if difference(of[SCORE], of[GRADIENT], "score", bootstrap).sure else " (no sure difference)"
+        )
+        findings.append(
+            Claim(
+                "each loss alone is best at its own error",
+                WHERE,
+                score[SCORE] < score[GRADIENT] and gradient[GRADIENT] < gradient[SCORE],
+                f"{name}: the score error is lowest with {lowest} ({score[lowest]:.5f}) and the gradient "
+                f"error highest with {highest} ({gradient[highest]:.3f}); score alone against gradient "
+                f"alone: score error {score[SCORE]:.5f} against {score[GRADIENT]:.5f}{doubt}, gradient error "
+                f"{gradient[SCORE]:.3f} against {gradient[GRADIENT]:.3f}",
+            )
         )
         ratios = gradient[BOTH] / gradient[GRADIENT], score[BOTH] / score[GRADIENT]
-        held = ratios[0] <= NEARLY and ratios[1] <= NOTICEABLE
-        said.append(
-            f"{name}: both losses together have {ratios[0]:.3f} times the gradient error of gradient alone, "
-            f"and {ratios[1]:.3f} times its score error: "
-            f"{compared(held, 'a noticeably lower score error at hardly any cost')}."
+        findings.append(
+            Claim(
+                "both losses have a noticeably lower score error at hardly any cost in gradient error",
+                WHERE,
+                ratios[0] <= NEARLY and ratios[1] <= NOTICEABLE,
+                f"{name}: both losses together have {ratios[0]:.3f} times the gradient error of gradient "
+                f"alone, and {ratios[1]:.3f} times its score error",
+            )
         )
-    return said
+    return findings

@@ -1,58 +1,64 @@
-"""Engines searched with x, with the key that a KeyNet predicts, and routed by it: what the study `ivf` does
-on another engine, and `backends` on several.
+"""Backends searched with x, with the key that a KeyNet predicts, and routed by it: what `ivf` does on another
+backend, and `backends` on several.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from amips.bench.derive import Axis, Bootstrap, Family, Metric, on_val, yardstick_seconds
-from amips.bench.backend_tables import hosted_sentences, hosted_tables, silent_sentences
-from amips.bench.machine import describe
-from paper.ivf import SIZES, index_systems, mapper
-from paper.workspace import Workspace
-from paper.search_runs import batch_of, front_of, run_systems
-from amips.bench.summary import Chart, Panel, Series, Summary
-from amips.bench.systems import System, engine_systems, load_models
+from amips import Design
 from amips.backends import backend_class
+from amips.bench import (
+    Axis,
+    Bootstrap,
+    Chart,
+    Family,
+    Metric,
+    Panel,
+    Series,
+    Summary,
+    System,
+    describe_machine,
+    gain_sentences,
+    gain_tables,
+    silent_sentences,
+)
 from amips.task import Task
+from paper.claims import claim_values
+from paper.ivf import SIZES, counts, index_ways, mapper
+from paper.search_runs import IVF, Searched, Way, batch_of, front_of, search_all
+from paper.workspace import Workspace
 
 METRIC: Metric = "recall@10"  # every way scores with x in the end, so deeper recalls tell no more
-IVF, IVF_TITLE = "ivf", "FAISS IVF"
+IVF_TITLE = "FAISS IVF"
 
 
 @dataclass(frozen=True)
-class Hosted:
-    """Engines, each with x and with mappers: what was measured."""
+class Measurement:
+    """Backends, each with x and with mappers: what was measured."""
 
     task: Task
-    tested: list[Family]
-    held: list[Family]  # the same on val, for choosing
-    seconds: dict[str, float]  # of the yardstick, by batch/threads
+    searched: Searched[Way]
     batch: int  # queries in the large one
 
-    @property
-    def pairs(self) -> list[tuple[Family, Family]]:
-        """(an engine searched with x, the same engine with a mapper)."""
-        return by_engine(self.tested)
-
-    def chart(self, name: str, title: str, metric: Metric, families: Sequence[Family]) -> Chart:
-        """Fronts over every cost that is told."""
+    def chart(self, name: str, title: str, metric: Metric, backend: str) -> Chart:
+        """Fronts of one backend over every cost that is known."""
+        seconds = self.searched.seconds
         axes: dict[Axis, tuple[str, float]] = {
-            "flops": ("FLOPs, share of a full scan", 1 / (2 * self.task.n * self.task.d)),
-            "scanned": ("keys scanned, share of all", 1 / self.task.n),
-            "single/1": ("us a query, batch 1, 1 thread", self.seconds["single/1"] * 1e6),
-            "batch/1": ("us a query, large batch, 1 thread", self.seconds["batch/1"] * 1e6),
+            "flops": ("FLOPs, fraction of a full scan", 1 / (2 * self.task.n * self.task.d)),
+            "scanned": ("keys scanned, fraction of all", 1 / self.task.n),
+            "single/1": ("us a query, batch 1, 1 thread", seconds["single/1"] * 1e6),
+            "batch/1": ("us a query, large batch, 1 thread", seconds["batch/1"] * 1e6),
         }
         panels = []
         for axis, (label, unit) in axes.items():
             series = []
-            for family in families:
-                if family.told(axis):
+            for way, family in self.searched.test.items():
+                if way.backend == backend and family.knows(axis):
                     cost, recall = front_of(family, axis, metric)
-                    group = "contender" if family.role == "contender" else "baseline"
                     x, y = (cost * unit).tolist(), recall.tolist()
+                    group = "baseline" if way.query == "original" else "contender"
                     series.append(Series(family.name, x, y, [], "line", group))  # type: ignore[arg-type]
             if series:
                 panels.append(Panel("", label, metric, series, log_x=True))
@@ -60,80 +66,98 @@ class Hosted:
 
     def values(self, metric: Metric) -> dict[str, dict[str, list[float]]]:
         """Recall and seconds at batch 1 of every run, by family."""
+        families, second = self.searched.test.values(), self.searched.seconds["single/1"]
         return {
-            "recall": {family.name: family.recalls(metric).tolist() for family in self.tested},
+            "recall": {family.name: family.recalls(metric).tolist() for family in families},
             "seconds": {
-                family.name: [float(v) * self.seconds["single/1"] for v in family.costs("single/1")]
-                for family in self.tested
+                family.name: [float(v) * second for v in family.costs("single/1")] for family in families
             },
         }
 
 
-def measure(workspace: Workspace, folder: str, engines: Sequence[str], sizes: Sequence[str]) -> Hosted:
-    """Run engines ("ivf" is FAISS's inverted file) with x and with KeyNets of these sizes, or read it back.
+def backend_ways(n: int, backend: str, runs: Mapping[str, str]) -> dict[Way, list[System]]:
+    """A backend with x, with mappers and, where its cells can be addressed, routed by these.
+
+    Args:
+        runs: the run directory of the KeyNet of each size.
+    """
+    design = Design.plain(min(counts(n)[0], n)) if backend_class(backend).routable else None
+    ways = {Way("original", backend=backend): [System(design, backend=backend)]}
+    for size, run in runs.items():
+        system = System(design, backend=backend, run=run, mode="drop-in-rescored", label=f"KeyNet {size}")
+        ways[Way("mapped", size, backend)] = [system]
+        if design is not None:
+            ways[Way("routed", size, backend)] = [replace(system, mode="cells")]
+    return ways
+
+
+def measure(workspace: Workspace, folder: str, backends: Sequence[str], sizes: Sequence[str]) -> Measurement:
+    """Run backends ("ivf" is FAISS's inverted file) with x and with KeyNets of these sizes, or read it back.
 
     Args:
         folder: where in the workspace's `out` the runs are stored.
     """
     task = workspace.mapping_task()
-    labels = {mapper(workspace, task, size): f"KeyNet {size}" for size in sizes}
-    systems = index_systems(task.n, labels, ("cells", "drop-in-rescored")) if IVF in engines else []
-    others = engine_systems(task, [name for name in engines if name != IVF], load_models([*labels]))
-    systems += [_labelled(system, labels) for system in others]
-    tested, raw = run_systems(workspace, task, folder, systems, None, times=True)
-    batch = min(batch_of(workspace), len(task.test))
-    named, held = ([_titled(family) for family in found] for found in (tested, on_val(raw, task)))
-    return Hosted(task, named, held, yardstick_seconds(raw), batch)
+    runs = {size: mapper(workspace, task, size) for size in sizes}
+    ways: dict[Way, list[System]] = {}
+    for backend in backends:
+        ways |= (
+            index_ways(task.n, runs, "drop-in-rescored")
+            if backend == IVF
+            else backend_ways(task.n, backend, runs)
+        )
+    searched = search_all(workspace, task, folder, ways, None, times=True)
+    test, val = (
+        {way: _titled(way, family) for way, family in by.items()} for by in (searched.test, searched.val)
+    )
+    return Measurement(task, Searched(test, val, searched.seconds), min(batch_of(workspace), len(task.test)))
 
 
-def run(workspace: Workspace, engine: str) -> Summary:
-    """Original, drop-in and routed, for every size."""
-    finder = backend_class(engine)
-    name = f"ivf-{engine}"
-    found = measure(workspace, name, [engine], SIZES if workspace.scale.name != "smoke" else ("XS",))
-    bootstrap = Bootstrap(np.asarray(found.task.test.source))
+def with_x(families: Mapping[Way, Family]) -> dict[Way, tuple[Family, Family]]:
+    """Every family with a mapper, beside that of the same backend searched with x: (x, mapper)."""
+    return {
+        way: (families[Way("original", backend=way.backend)], family)
+        for way, family in families.items()
+        if way.query != "original"
+    }
+
+
+def run_backend(workspace: Workspace, backend: str) -> Summary:
+    """Original, drop-in and routed on one backend, for every size."""
+    kind = backend_class(backend)
+    name = f"ivf-{backend}"
+    sizes = SIZES if workspace.scale.name != "smoke" else ("XS",)
+    measured = measure(workspace, name, [backend], sizes)
+    bootstrap = Bootstrap(np.asarray(measured.task.test.source))
+    compared = list(with_x(measured.searched.test).values())
     return Summary(
         name=name,
-        title=f"{finder.title} searched with x and with the predicted key",
-        verdict=[*hosted_sentences(found.pairs, bootstrap, found.batch), *silent_sentences(found.pairs)],
-        tables=hosted_tables(found.pairs, bootstrap, found.batch),
-        charts=[found.chart(name, finder.title, METRIC, found.tested)],
-        facts=[("keys", f"{found.task.n:,}"), ("test queries", f"{len(found.task.test):,}")],
-        method=[method({finder.title: finder.budget}, finder.celled)],
-        command=f"amips study ivf --engine {engine} --data DATA --scale {workspace.scale.name} --out OUT",
-        machine=describe(),
-        values=found.values(METRIC),
+        title=f"{kind.title} searched with x and with the predicted key",
+        verdict=[*gain_sentences(compared, bootstrap, measured.batch), *silent_sentences(compared)],
+        tables=gain_tables(compared, bootstrap, measured.batch),
+        charts=[measured.chart(name, kind.title, METRIC, backend)],
+        facts=[("keys", f"{measured.task.n:,}"), ("test queries", f"{len(measured.task.test):,}")],
+        method=[method({kind.title: kind.budget}, kind.routable)],
+        command=workspace.command("ivf", f"--backend {backend}"),
+        machine=describe_machine(),
+        values={**measured.values(METRIC), **claim_values([])},  # what the paper says of backends: `backends`
     )
-
-
-def by_engine(families: Sequence[Family]) -> list[tuple[Family, Family]]:
-    """Every family with a mapper beside that of the same engine searched with x."""
-    with_x = {engine_of(family): family for family in families if family.role != "contender"}
-    return [(with_x[engine_of(family)], family) for family in families if family.role == "contender"]
-
-
-def engine_of(family: Family) -> str:
-    """The name of its engine."""
-    return family.runs[0].run.system.engine
 
 
 def method(budgets: dict[str, str], routed: bool) -> str:
-    """How it was done; `budgets` says what the budget of each engine is, `routed` whether any has cells."""
+    """How it was done; `budgets` says what the budget of each backend is, `routed` whether any has cells."""
     counted = ", ".join(f"of {title} is {budget}" for title, budget in budgets.items())
     return (
-        f"The budget {counted}. Drop-in asks the engine for the neighbours of the predicted key, "
+        f"The budget {counted}. Drop-in asks the backend for the neighbours of the predicted key, "
         "four times as many as are wanted, and scores these with x. "
         + ("Routed chooses cells with the prediction and scores with x. " if routed else "")
-        + "Times are for k = 10, one thread as far as the engine lets itself be limited."
+        + "Times are for k = 10, one thread as far as the backend lets itself be limited."
     )
 
 
-def _labelled(system: System, labels: dict[str, str]) -> System:
-    return replace(system, label=labels[system.router]) if system.router in labels else system
-
-
-def _titled(family: Family) -> Family:
-    """Elsewhere the inverted file needs no name: nothing else has cells."""
-    if engine_of(family) != IVF:
+def _titled(way: Way, family: Family) -> Family:
+    """Among backends the inverted file needs a name; the bench gives it none, because nothing else has "
+    "cells."""
+    if way.backend != IVF:
         return family
-    return replace(family, name=IVF_TITLE if family.role == "baseline" else f"{IVF_TITLE}: {family.name}")
+    return replace(family, name=IVF_TITLE if way.query == "original" else f"{IVF_TITLE}: {family.name}")

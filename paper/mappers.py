@@ -1,8 +1,8 @@
-"""What the studies of training share: networks of one key (c = 1) that are trained once, what they logged,
-and their errors on every test query.
+"""What the experiments on training share: networks of one key (c = 1) that are trained once, what they
+logged, and their errors on every test query.
 
-A network is known by its kind, size and depth, and by what its training differs in from the scale's: the
-same is found by every study that asks for it.
+A network is known by its kind, size and depth, and by what its training differs in from the scale's: every
+experiment that asks for the same gets the same run.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import exact
-from amips.bench.derive import Bootstrap
-from amips.bench.facts import read_log
-from paper.workspace import Workspace
-from amips.bench.summary import Table
-from amips.nets import Recipe
+from amips.bench import Bootstrap, Table, read_log
 from amips.metrics import transport_error
-from amips.nets import SIZES, KeyNet, Model, SupportNet
+from amips.nets import SIZES, KeyNet, Model, Recipe, SupportNet
 from amips.task import Split, Task
+from paper.workspace import Workspace
 
 Doubles = NDArray[np.float64]
 
@@ -70,8 +67,8 @@ class Trained:
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
-        """What was logged during its training, on val."""
-        return read_log(self.directory)
+        """What was logged during its training, on val; not the look at it before the first step."""
+        return [entry for entry in read_log(self.directory) if entry["samples"]]
 
     def curve(self, metric: str) -> tuple[list[float], list[float]]:
         """Samples and a metric on val, or ("loss") the training loss since the evaluation before."""
@@ -113,7 +110,7 @@ class Difference:
 
 
 def task_facts(task: Task) -> list[tuple[str, str]]:
-    """What a study of mappers was run on."""
+    """What an experiment on mappers was run on."""
     return [
         ("keys", f"{task.n:,} of dimension {task.d}"),
         ("training rows", f"{len(task.train):,}, noisy copies included"),
@@ -122,7 +119,7 @@ def task_facts(task: Task) -> list[tuple[str, str]]:
 
 
 def base_depth(workspace: Workspace) -> int:
-    """The depth of networks where a study does not vary it."""
+    """The depth of networks where an experiment does not vary it."""
     return 2 if workspace.scale.name == "smoke" else 4
 
 
@@ -132,12 +129,12 @@ def paper_depth(workspace: Workspace) -> int:
 
 
 def depths(workspace: Workspace) -> tuple[int, ...]:
-    """The depths of a study that varies them; those of the paper at full."""
+    """The depths of an experiment that varies them; those of the paper at full."""
     return {"smoke": (2, 4), "small": (2, 4, 8)}.get(workspace.scale.name, (4, 8, 16))
 
 
 def sizes(workspace: Workspace) -> tuple[str, ...]:
-    """The sizes of a study that compares them: two at least."""
+    """The sizes of an experiment that compares them: two at least."""
     return workspace.scale.sizes if len(workspace.scale.sizes) > 1 else ("XS", "S")
 
 
@@ -148,26 +145,32 @@ def trained(
     size: str,
     depth: int | None = None,
     recipe: Recipe | None = None,
-    share: float = 1.0,
+    portion: float = 1.0,
     tag: str = "",
 ) -> Trained:
-    """A KeyNet or SupportNet, trained on a task of one cell, or found there.
+    """A KeyNet or SupportNet, trained on a task of one cell, or read back from an earlier run.
 
     Args:
-        recipe, share: as for `Workspace.model`; where they are not the scale's, `tag` tells the run from others.
+        recipe, portion: as for `Workspace.model`.
+        tag: tells the run from others where these are not the scale's.
     """
     depth = base_depth(workspace) if depth is None else depth
     parts = [kind, size, *([str(depth)] if depth != base_depth(workspace) else []), *([tag] if tag else [])]
     name = "-".join(parts).lower()
-    # As many evaluations a minute whatever the share, because they count as training time.
-    evaluations = max(1, round(EVALUATIONS * share))
-    model = workspace.model(task, KINDS[kind](size=size, depth=depth), name, recipe, share, evaluations)
+    # As many evaluations a minute whatever the portion, because they count as training time.
+    evaluations = max(1, round(EVALUATIONS * portion))
+    model = workspace.model(task, KINDS[kind](size=size, depth=depth), name, recipe, portion, evaluations)
     return Trained(kind, size, depth, task, workspace.run_directory(name, task), model)
 
 
 def grid(workspace: Workspace, task: Task, kinds: Sequence[str]) -> list[Trained]:
     """Networks of these kinds in every size and depth of the scale."""
-    return [trained(workspace, task, k, size, depth) for k in kinds for size in sizes(workspace) for depth in depths(workspace)]
+    return [
+        trained(workspace, task, k, size, depth)
+        for k in kinds
+        for size in sizes(workspace)
+        for depth in depths(workspace)
+    ]
 
 
 def per_row(net: Model, task: Task, split: Split) -> dict[str, Doubles]:
@@ -184,9 +187,9 @@ def per_row(net: Model, task: Task, split: Split) -> dict[str, Doubles]:
         key[rows] = np.square(points[rows] - targets).sum(axis=1)
         erel[rows] = transport_error(points[rows], x, targets)
     ranks = exact.ranks(task.keys, points, top)
-    found = {"match": ranks == 1, "recall@10": ranks <= 10, "recall@100": ranks <= 100, "mrr": 1.0 / ranks}
-    values = {name: value.astype(np.float64) for name, value in found.items()}
-    return {"score": score, "key": key, "erel": erel, **values}
+    hits = {"match": ranks == 1, "recall@10": ranks <= 10, "recall@100": ranks <= 100, "mrr": 1.0 / ranks}
+    by_rank = {name: value.astype(np.float64) for name, value in hits.items()}
+    return {"score": score, "key": key, "erel": erel, **by_rank}
 
 
 def difference(one: Trained, other: Trained, metric: str, bootstrap: Bootstrap) -> Difference:
@@ -206,11 +209,11 @@ def better(first: Difference, metric: str) -> bool:
     return first.value < 0 if metric in LOWER_IS_BETTER else first.value > 0
 
 
-def pairs(found: Sequence[Trained], by: str) -> list[tuple[Trained, Trained]]:
+def pairs(networks: Sequence[Trained], by: str) -> list[tuple[Trained, Trained]]:
     """Networks that differ in `by` ("size" or "depth") alone, neighbours in it, the smaller one first."""
     other = "depth" if by == "size" else "size"
     groups: dict[tuple[str, Any], list[Trained]] = {}
-    for one in found:
+    for one in networks:
         groups.setdefault((one.kind, getattr(one, other)), []).append(one)
 
     def rank(one: Trained) -> float:
@@ -219,31 +222,28 @@ def pairs(found: Sequence[Trained], by: str) -> list[tuple[Trained, Trained]]:
     return [pair for group in groups.values() for pair in pairwise(sorted(group, key=rank))]
 
 
-def counted(found: Sequence[tuple[Trained, Trained]], metric: str, bootstrap: Bootstrap) -> tuple[int, int]:
+def counted(
+    compared: Sequence[tuple[Trained, Trained]], metric: str, bootstrap: Bootstrap
+) -> tuple[int, int]:
     """In how many pairs the second network is better than the first, and in how many surely."""
-    gains = [difference(second, first, metric, bootstrap) for first, second in found]
+    gains = [difference(second, first, metric, bootstrap) for first, second in compared]
     wins = [gain for gain in gains if better(gain, metric)]
     return len(wins), sum(gain.sure for gain in wins)
 
 
-def compared(held: bool, claim: str) -> str:
-    """How a sentence ends that tests a claim of the paper."""
-    return f"as in the paper ({claim})" if held else f"not reproduced (the paper: {claim})"
-
-
-def in_millions(found: Sequence[Trained]) -> str:
+def in_millions(networks: Sequence[Trained]) -> str:
     """The samples of these networks, from the fewest to the most, in words."""
-    least, most = (pick(one.samples for one in found) / 1e6 for pick in (min, max))
+    least, most = (pick(one.samples for one in networks) / 1e6 for pick in (min, max))
     return f"{least:.3g} million samples" if least == most else f"{least:.3g} to {most:.3g} million samples"
 
 
-def errors_table(title: str, found: Sequence[Trained], note: str) -> Table:
+def errors_table(title: str, networks: Sequence[Trained], note: str) -> Table:
     """What networks achieve on the test queries."""
     rows = []
-    for one in found:
+    for one in networks:
         erel = one.mean("erel")
         errors = [f"{erel:.3f}", f"{np.exp(erel):.3f}", f"{one.mean('mrr'):.3f}", f"{one.mean('match'):.3f}"]
-        share = one.model.architecture.parameters / (one.task.n * one.task.d)
-        rows.append([one.name, f"{share:.1%}", f"{one.samples / 1e6:.3g}", *errors])
+        size = one.model.architecture.parameters / (one.task.n * one.task.d)
+        rows.append([one.name, f"{size:.1%}", f"{one.samples / 1e6:.3g}", *errors])
     head = ["network", "parameters / (n d)", "million samples", "erel", "exp(erel)", "MRR", "match rate"]
     return Table(title, head, rows, note)

@@ -5,15 +5,16 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from paper.workspace import Workspace, find
 from amips.cells import kmeans
+from amips.files import partial
 from amips.vectors import Vectors, row_norms
+from paper.workspace import Workspace, find
 
 BLOCK = 1 << 14
 
 
-def generated(workspace: Workspace, n: int) -> Path:
-    """A data directory of n keys: the workspace's own, and mixtures of two keys of one cell; the same queries.
+def data_with_mixtures(workspace: Workspace, n: int) -> Path:
+    """A data directory of n keys: the workspace's, and mixtures of two keys of one cell; the same queries.
 
     A mixture w a + (1 - w) b, w uniform, gets the norm w ||a|| + (1 - w) ||b||: it lies among the keys, where
     the queries look for them. Noise would lie beside them all and never be found.
@@ -26,13 +27,12 @@ def generated(workspace: Workspace, n: int) -> Path:
         link.unlink(missing_ok=True)  # one to data that were moved
         link.symlink_to(source.resolve())
     if not (folder / "keys.npy").exists():
-        partial = folder / "partial.npy"
-        _write_generated(partial, workspace.keys, n, workspace.seed)
-        partial.rename(folder / "keys.npy")
+        with partial(folder / "keys.npy") as temporary:
+            _write_keys(temporary, workspace.keys, n, workspace.seed)
     return folder
 
 
-def _write_generated(path: Path, keys: Vectors, n: int, seed: int) -> None:
+def _write_keys(path: Path, keys: Vectors, n: int, seed: int) -> None:
     cells = kmeans(keys, max(1, round(keys.n**0.5)), seed=seed)
     members = np.argsort(cells.assignment, kind="stable")
     starts, sizes = np.concatenate([[0], np.cumsum(cells.sizes)]), cells.sizes

@@ -1,6 +1,6 @@
 """How everything grows with the number of keys n: labelling, training, the cost of a recall, memory.
 
-Each n is a workspace of its own: n keys drawn at random, the same queries, the scale's settings. Where the data
+Each n is a workspace of its own: n keys drawn at random, the same queries, the scale's settings. Where data
 have too few keys, mixtures of these make up for them at every n, or the fit would be over two kinds of keys;
 the keys of the data alone are then measured, too, and stand beside it.
 """
@@ -15,45 +15,52 @@ from typing import Any
 
 import numpy as np
 
-from amips import exact
-from amips.bench.derive import Axis, Family, on_test
-from amips.bench.machine import describe, in_turns
-from amips.bench.results import Run
-from paper.mixtures import generated
-from paper.workspace import Workspace
+from amips import Design, Linear, exact
+from amips.bench import (
+    OWN_LABEL,
+    Axis,
+    Family,
+    Measured,
+    Summary,
+    System,
+    describe_machine,
+    in_turns,
+    sweep,
+)
+from amips.builder import Builder
+from amips.nets import Model
+from amips.task import Task
+from paper.claims import claim_values, verdict
 from paper.mappers import Trained, trained
+from paper.mixtures import data_with_mixtures
 from paper.scaling_summary import (
     LEVEL,
     LINEAR,
+    MAPPED,
     MEASURES,
     METRIC,
     ORIGINAL,
+    OWN,
+    ROUTED,
     WAYS,
     by_n_table,
+    findings,
     growth_chart,
     growth_of,
     growth_table,
-    sentences,
 )
-from paper.search_runs import bench_of, lead, none_if_nan, recall_at, run_systems
-from amips.bench.summary import Summary
-from amips.bench.systems import OWN, System, sweep
-from amips.cells import STRENGTH
-from amips.lean import RANK_FRACTION, reduced_dimension
-from amips.search.spill import SPILL
-from amips.task import Task
-from amips.vectors import open_vectors
+from paper.search_runs import lead, none_if_nan, recall_at, runner_of, search_all
+from paper.workspace import Workspace
 
 KEYS = (10_000, 31_623, 100_000, 316_228, 1_000_000, 2_000_000)
 STEPS = (0.1, 10**-0.5, 1.0)  # of the keys there are, at the scale "smoke"
 QUERIES = 20_000  # for training unless the scale has no limit: labelling 2 million keys for more takes hours
-HELD = 1000
+HELD_OUT = 1000
 FACTORS = (2.0, 4.0, 8.0)  # cells, in units of sqrt(n); queries are mapped over all but the first,
 OWN_FACTOR = 4.0  # ... and amips has these
 # K-means as FAISS does it for an inverted file, on the points it asks for; ladders of budgets end in time.
 BENCH = {"iterations": 10, "points": 39, "most_keys": 50_000}
 LABELLED = 1024  # queries whose labelling is timed
-LINEAR_SHARE = 1 / 3  # of the scale's budget, for each linear router
 
 
 def ladder(scale: str, n: int) -> list[int]:
@@ -72,10 +79,10 @@ class Step:
     families: dict[str, Family]
     cells: int  # of the largest index,
     own_bytes: int  # ... and the bytes of amips's index and router
-    cheapest: int | None  # cells of the index that x searches most cheaply at the recall that is told
+    cheapest: int | None  # cells of the index that x searches most cheaply at the recall that is compared
 
     def cost_at_level(self, name: str, axis: Axis = "flops") -> float:
-        """What the recall that is told costs; nan if it is not reached."""
+        """What the recall that is compared costs; nan if it is not reached."""
         return self.families[name].cost_at(axis, METRIC, LEVEL)
 
 
@@ -84,14 +91,15 @@ def run(workspace: Workspace) -> Summary:
     everything = _own_workspace(workspace, workspace.data, None, "data")
     ns = ladder(workspace.scale.name, workspace.keys.n)
     of_text = max(ns) <= everything.keys.n
-    data = workspace.data if of_text else generated(everything, max(ns))
+    data = workspace.data if of_text else data_with_mixtures(everything, max(ns))
     steps = [_measure(_own_workspace(workspace, data, n, f"n-{n}")) for n in ns]
     control = None if of_text else _measure(everything)
     values = figures(steps, control, workspace.scale.rounds)
+    results = findings(values)
     return Summary(
         name="scaling",
         title="How everything grows with the number of keys",
-        verdict=sentences(values),
+        verdict=verdict(results),
         tables=[growth_table(values), by_n_table(values)],
         charts=[growth_chart(values)],
         facts=[
@@ -102,15 +110,15 @@ def run(workspace: Workspace) -> Summary:
         ],
         method=[
             f"Labelling: exact top 10 of {values['labelled']:,} queries, the numbers of keys in turns, "
-            f"median of {workspace.scale.rounds}. Training: KeyNet XS (1 % of n d parameters, so it grows with n) "
-            f"for {workspace.scale.budget} at every n; seconds a million samples. Evaluations, each a scan of all "
-            "keys, are part of the budget: at the largest n they take most of it, and the network there has "
-            "seen few samples.",
+            f"median of {workspace.scale.rounds}. Training: KeyNet XS (1 % of n d parameters, so it grows "
+            f"with n) for {workspace.scale.budget} at every n; seconds a million samples. Evaluations, each "
+            "a scan of all keys, are part of the budget: at the largest n they take most of it, and the "
+            "network there has seen few samples.",
             "Search: with x over indexes of 2, 4 and 8 sqrt(n) cells; mapped, routed by KeyNet XS and by "
-            "linear routers (a third of the budget each) over those of 4 and 8 sqrt(n). amips: 4 sqrt(n) "
-            "query-aware cells, half of the keys in a second one, a linear router of low rank (a third of "
-            "the budget), as many probes as each query needs. Equal cost: the FLOPs at which x reaches "
-            f"{METRIC} = {LEVEL:.2f}. Cells are made as FAISS makes them for an inverted file (10 "
+            f"linear routers ({workspace.scale.router_minutes:g} minutes at most each) over those of 4 and 8 "
+            "sqrt(n). amips: 4 sqrt(n) query-aware cells, half of the keys in a second one, a linear router "
+            "of low rank (as long), as many probes as each query needs. Equal cost: the FLOPs at which x "
+            f"reaches {METRIC} = {LEVEL:.2f}. Cells are made as FAISS makes them for an inverted file (10 "
             "iterations) on 39 keys a cell. Contenders scan at most a fifth of the keys, and 50,000. "
             "Where x is best with the most cells that were tried, still more might be better, for x and for "
             "amips, which has one number of cells. The queries are the same at every n: the more keys there "
@@ -119,9 +127,9 @@ def run(workspace: Workspace) -> Summary:
             "the index with 8 sqrt(n) cells, of amips's with its router, and of the network, the bytes of "
             "their arrays. A fit of few points is a description of these, not a law.",
         ],
-        command=f"amips study scaling --data DATA --scale {workspace.scale.name} --out OUT",
-        machine=describe(),
-        values=values,
+        command=workspace.command("scaling"),
+        machine=describe_machine(),
+        values={**values, **claim_values(results)},
     )
 
 
@@ -129,41 +137,59 @@ def _own_workspace(workspace: Workspace, data: Path, n: int | None, name: str) -
     """A workspace of n keys of `data`, all if None, and no more queries than can be labelled."""
     scale = workspace.scale
     queries = None if scale.queries is None else min(scale.queries, QUERIES)
-    own = replace(scale, keys=n, queries=queries, held=min(scale.held, HELD))
+    own = replace(scale, keys=n, queries=queries, held_out=min(scale.held_out, HELD_OUT))
     return Workspace(data, own, workspace.out / "scaling" / name, workspace.seed, workspace.progress)
+
+
+def ways_of(task: Task, run: str) -> dict[str, list[System]]:
+    """The systems that are compared: what each way to search is made of.
+
+    Args:
+        run: the directory of KeyNet XS.
+    """
+    every = sweep(task.n, FACTORS)
+    more = every[1:] or every  # of very few keys
+    plain = [Design.plain(count) for count in more]
+    label = "KeyNet XS"
+    own = Design(max(2, round(OWN_FACTOR * math.sqrt(task.n))), storage="flat")
+    return {
+        ORIGINAL: [System(Design.plain(count)) for count in every],
+        MAPPED: [System(design, run=run, mode="drop-in", label=label) for design in plain],
+        ROUTED: [System(design, run=run, label=label) for design in plain],
+        LINEAR: [System(_linear(count), label=LINEAR) for count in more],
+        OWN: [System(own, label=OWN_LABEL)],
+    }
+
+
+def _linear(cells: int) -> Design:
+    """Plain cells, as for the baseline, with a linear router of full rank."""
+    return Design(cells, 0.0, Linear(rank=0), stop="probes", spill_fraction=0.0, storage="flat")
 
 
 def _measure(workspace: Workspace) -> Step:
     task = workspace.mapping_task()
     network = trained(workspace, task, "KeyNet", "XS")
-    bench, directory = bench_of(workspace, task, "search", **BENCH), str(network.directory)
-    few, *more = sweep(task.n, FACTORS)
-    more = more or [few]  # of very few keys
+    ways = ways_of(task, str(network.directory))
+    families = search_all(workspace, task, "search", ways, None, times=False, **BENCH).test
+    builder = runner_of(
+        workspace, task, "search", **BENCH
+    ).builder  # its routers are trained: they are read back
+    models = {way: [_model(builder, system) for system in ways[way]] for way in (LINEAR, OWN)}
+    samples = [int(model.about["samples"]) for model in models[LINEAR]]
+    (own,) = [system.design for system in ways[OWN]]
+    (router,) = models[OWN]
+    assert own is not None
+    own_bytes = _index_bytes(task, own.cells, 1 + own.spill_fraction)
+    own_bytes += sum(weights.nbytes for weights in router.weights.values())
+    cells, cheapest = ways[ORIGINAL][-1].cells, _cheapest(families[ORIGINAL])
+    return Step(task.n, task, network, samples, families, cells, own_bytes, cheapest)
 
-    def answered(split: Task, systems: list[System]) -> list[Run]:
-        return run_systems(workspace, split, "search", systems, None, times=False, **BENCH)[1]
 
-    runs = answered(task, [System(cells=few)])
-    linear = []
-    for count in more:
-        split = task.with_cells(bench.cells(count))
-        linear.append(int(workspace.linear(split, LINEAR_SHARE).about["samples"]))
-        systems = [
-            System(cells=count),
-            System(cells=count, router=directory, route="drop-in", label="KeyNet XS"),
-            System(cells=count, router=directory, label="KeyNet XS"),
-            System(cells=count, router=str(workspace.linear_directory(split)), label=LINEAR),
-        ]
-        runs += answered(split, systems)
-    count, rank = max(2, round(OWN_FACTOR * math.sqrt(task.n))), reduced_dimension(task.d, RANK_FRACTION)
-    split = task.with_cells(bench.cells(count, STRENGTH))
-    router = workspace.linear(split, LINEAR_SHARE, rank)
-    how: dict[str, Any] = {"aware": STRENGTH, "spill": SPILL, "stop": "share", "label": OWN}
-    own = System(cells=count, router=str(workspace.linear_directory(split, rank)), **how)
-    runs += answered(split, [own])
-    families = {family.name: family for family in on_test(runs, task)}
-    own_bytes = _index_bytes(task, count, 1 + SPILL) + sum(w.nbytes for w in router.weights.values())
-    return Step(task.n, task, network, linear, families, more[-1], own_bytes, _cheapest(runs, task))
+def _model(builder: Builder, system: System) -> Model:
+    assert system.design is not None
+    model = builder.model(system.design)
+    assert model is not None
+    return model
 
 
 def _index_bytes(task: Task, cells: int, copies: float = 1.0) -> int:
@@ -171,14 +197,16 @@ def _index_bytes(task: Task, cells: int, copies: float = 1.0) -> int:
     return round(copies * task.n) * (4 * task.d + 8) + 4 * cells * task.d
 
 
-def _cheapest(runs: list[Run], task: Task) -> int | None:
-    """At how many cells x needs the fewest FLOPs for the recall that is told; None if none has it."""
-    costs = {}
-    for count in sweep(task.n, FACTORS):
-        (family,) = on_test([r for r in runs if r.system == System(cells=count)], task)
-        costs[count] = family.cost_at("flops", METRIC, LEVEL)
-    known = {count: cost for count, cost in costs.items() if not math.isnan(cost)}
-    return min(known, key=lambda count: known[count]) if known else None
+def _cheapest(family: Family) -> int | None:
+    """At how many cells x needs the fewest FLOPs for the recall that is compared; None if none has it."""
+    by_cells: dict[int, list[Measured]] = {}
+    for run in family.runs:
+        by_cells.setdefault(run.run.system.cells, []).append(run)
+    costs = {
+        cells: replace(family, runs=runs).cost_at("flops", METRIC, LEVEL) for cells, runs in by_cells.items()
+    }
+    known = {cells: cost for cells, cost in costs.items() if not math.isnan(cost)}
+    return min(known, key=lambda cells: known[cells]) if known else None
 
 
 def _labelling_seconds(steps: list[Step], rounds: int) -> list[float]:
@@ -195,11 +223,11 @@ def _labelling_seconds(steps: list[Step], rounds: int) -> list[float]:
 
 LABELLING = """
 import sys
-import numpy as np
 from amips import exact
-from amips.bench.machine import peak_memory
-from amips.vectors import open_vectors
-keys, x = open_vectors(sys.argv[1]), np.load(sys.argv[2])[:int(sys.argv[3])]
+from amips.bench import peak_memory
+from amips.task import load_task
+task = load_task(sys.argv[1])
+keys, x = task.key_vectors, task.train.queries[:int(sys.argv[2])]
 exact.top_k(keys, x[:1], 10)  # what is loaded once is not of any n
 print(peak_memory(lambda: exact.top_k(keys, x, 10)))
 """
@@ -207,30 +235,29 @@ print(peak_memory(lambda: exact.top_k(keys, x, 10)))
 
 def _labelling_memory(task: Task) -> int | None:
     """By how much a process that does nothing else grows while it labels; None if that is unknown."""
-    files = [str(task.path / "keys.npy"), str(task.path / "train" / "queries.npy")]
-    command = [sys.executable, "-c", LABELLING, *files, str(LABELLED)]
+    command = [sys.executable, "-c", LABELLING, str(task.path), str(LABELLED)]
     done = subprocess.run(command, capture_output=True, text=True)
-    told = done.stdout.strip()
-    return int(told) if done.returncode == 0 and told.isdigit() else None
+    line = done.stdout.strip()
+    return int(line) if done.returncode == 0 and line.isdigit() else None
 
 
 def figures(steps: list[Step], control: Step | None, rounds: int) -> dict[str, Any]:
-    """Everything that is told, by n; `control` is of the data's own keys where others are generated."""
+    """Everything that is measured, by n; `control` is of the data's own keys where others are generated."""
     measured = steps if control is None else [*steps, control]
     seconds = _labelling_seconds(measured, rounds)
-    rows = [_row(step, taken) for step, taken in zip(measured, seconds, strict=True)]
+    rows = [_row(step, labelling) for step, labelling in zip(measured, seconds, strict=True)]
     beside = None if control is None else rows.pop()
     ns = [row["n"] for row in rows]
     grows = {}
     for what, pick in MEASURES.items():
-        found = growth_of(ns, [math.nan if (value := pick(row)) is None else float(value) for row in rows])
-        grows[what] = None if found is None else vars(found)
+        power = growth_of(ns, [math.nan if (value := pick(row)) is None else float(value) for row in rows])
+        grows[what] = None if power is None else vars(power)
     labelled = min(LABELLED, len(steps[0].task.train))
     return {"rows": rows, "control": beside, "growth": grows, "labelled": labelled}
 
 
 def _row(step: Step, seconds: float) -> dict[str, Any]:
-    """What is told of one number of keys."""
+    """What was measured at one number of keys."""
     about, base = step.network.model.about, step.families[ORIGINAL]
     cost = step.cost_at_level(ORIGINAL)
     return {

@@ -1,4 +1,4 @@
-"""What the study of scaling says: growth as powers of n, tables, a chart, sentences."""
+"""What the experiment on scaling says: growth as powers of n, tables, a chart, findings."""
 
 import math
 from collections.abc import Sequence
@@ -7,19 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from amips.bench.derive import Metric
-from paper.mappers import compared
+from amips.bench import SMALL, Chart, Metric, Panel, Series, Table
+from paper.claims import Claim, Finding
 from paper.search_runs import CLEARLY, shown
-from amips.bench.summary import Chart, Panel, Series, Table
-from amips.bench.systems import OWN
-from amips.bench.verdict import SMALL
 
+WHERE = "Appendix A.9, Figure 28"
 METRIC: Metric = "recall@0.1%"
 LEVEL = 0.9
-ORIGINAL, DROP_IN, ROUTED, LINEAR = "centroid", "KeyNet XS, drop-in", "KeyNet XS", "linear"
+ORIGINAL, MAPPED, ROUTED, LINEAR, OWN = "original", "mapped", "routed", "linear", "own"
 WAYS = {
     ORIGINAL: "x",
-    DROP_IN: "mapped (drop-in)",
+    MAPPED: "mapped (drop-in)",
     ROUTED: "routed by KeyNet XS",
     LINEAR: "routed linearly",
     OWN: "amips",
@@ -52,7 +50,7 @@ def growth_of(n: Sequence[float], y: Sequence[float]) -> Growth | None:
 
 
 def _fewer(row: dict[str, Any], name: str) -> float | None:
-    """How many times fewer FLOPs than x a way needs at the recall that is told."""
+    """How many times fewer FLOPs than x a way needs at the recall that is compared."""
     theirs, own = row["flops"][ORIGINAL], row["flops"][name]
     return None if theirs is None or own is None else theirs / own
 
@@ -85,9 +83,9 @@ def growth_table(values: dict[str, Any]) -> Table:
     rows = []
     last = values["rows"][-1]
     for what, pick in MEASURES.items():
-        found = values["growth"][what]
-        exponent = "-" if found is None else f"{found['exponent']:.2f}"
-        off = "-" if found is None else f"{found['off']:.0%}"
+        power = values["growth"][what]
+        exponent = "-" if power is None else f"{power['exponent']:.2f}"
+        off = "-" if power is None else f"{power['off']:.0%}"
         rows.append([what, exponent, off, shown(pick(last))])
     head = ["what", "grows as n to the power", "points off the fit by at most", f"at n = {last['n']:,}"]
     note = "A dash where fewer than two numbers of keys gave a value: not reached, or not measured."
@@ -99,7 +97,7 @@ def by_n_table(values: dict[str, Any]) -> Table:
     rows = []
     control = values["control"]
     for row in [*values["rows"], *([] if control is None else [control])]:
-        found = [shown(row["recall"][name], ".3f") for name in WAYS]
+        recalls = [shown(row["recall"][name], ".3f") for name in WAYS]
         rows.append(
             [
                 f"{row['n']:,}" + (", of the data alone" if row is control else ""),
@@ -110,9 +108,9 @@ def by_n_table(values: dict[str, Any]) -> Table:
                 f"{row['mrr']:.3f}",
                 shown(None if (cost := row["flops"][ORIGINAL]) is None else cost / row["full scan"], ".2%"),
                 shown(row["cells of x"], ","),
-                " / ".join(found),
+                " / ".join(recalls),
                 " / ".join(shown(_fewer(row, name), ".2f") for name in (ROUTED, LINEAR, OWN)),
-                shown(row["lead"][DROP_IN], "+.3f"),
+                shown(row["lead"][MAPPED], "+.3f"),
                 " / ".join(_megabytes(row[what]) for what in ("index bytes", "own bytes", "network bytes")),
             ]
         )
@@ -138,8 +136,8 @@ def growth_chart(values: dict[str, Any]) -> Chart:
     ns = [float(row["n"]) for row in values["rows"]]
 
     def line(name: str, what: str, unit: float = 1.0) -> Series:
-        found = [MEASURES[what](row) for row in values["rows"]]
-        known = [(n, unit * value) for n, value in zip(ns, found, strict=True) if value is not None]
+        measured = [MEASURES[what](row) for row in values["rows"]]
+        known = [(n, unit * value) for n, value in zip(ns, measured, strict=True) if value is not None]
         group: Any = "baseline" if name == WAYS[ORIGINAL] else "contender"
         return Series(name, [n for n, _ in known], [value for _, value in known], group=group)
 
@@ -175,7 +173,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f} times fewer" if ratio >= 1 else f"{1 / ratio:.2f} times more"
 
 
-def sentences(values: dict[str, Any]) -> list[str]:
+def findings(values: dict[str, Any]) -> list[Finding]:
     """What grows how, what learning is worth on the way, and what the paper says of it."""
     rows, grows, control = values["rows"], values["growth"], values["control"]
     first, last = rows[0], rows[-1]
@@ -184,45 +182,62 @@ def sentences(values: dict[str, Any]) -> list[str]:
         return "an unknown power of n" if grows[what] is None else f"n^{grows[what]['exponent']:.2f}"
 
     among = "" if control is None else " (generated ones among them)"
-    said = [
-        f"From {first['n']:,} to {last['n']:,} keys{among}, "
-        f"labelling a query grows as {power('labelling, seconds')}, training KeyNet XS on a sample as "
-        f"{power('training, seconds a million samples')}, the memory of the index as "
-        f"{power('index, bytes')}."
-    ]
     costs = {name: f"FLOPs at {METRIC} = {LEVEL}, {way}" for name, way in WAYS.items()}
     parts = [
         f"{WAYS[name]} {power(what)}" if grows[what] is not None else f"{WAYS[name]} does not reach it"
         for name, what in costs.items()
     ]
-    said.append(f"FLOPs for {METRIC} = {LEVEL:.2f} grow with the number of keys: {', '.join(parts)}.")
-    for name in (OWN, LINEAR, ROUTED):
-        before, after = _fewer(first, name), _fewer(last, name)
-        if before is not None and after is not None:
-            trend = "grows" if after > before else "shrinks"
-            if abs(after / before - 1) <= SMALL:
-                trend = "stays about the same"
-            said.append(
-                f"Against x, {WAYS[name]} needs {_times(before)} FLOPs at {first['n']:,} keys and "
-                f"{_times(after)} at {last['n']:,}: with n, what it is worth {trend}."
-            )
-    if control is not None and (of_data := _fewer(control, OWN)) is not None:
-        (near, worth) = min(
-            ((row["n"], worth) for row in rows if (worth := _fewer(row, OWN)) is not None),
-            key=lambda found: abs(math.log(found[0] / control["n"])),
-            default=(0, None),
-        )
-        if worth is not None:
-            said.append(
-                f"Of the {control['n']:,} keys of the data alone, amips needs {_times(of_data)} FLOPs than "
-                f"x; of {near:,} keys with generated ones among them, {_times(worth)}."
-            )
-    leads = [(row["n"], row["lead"][DROP_IN]) for row in rows]
-    known = [(n, value) for n, value in leads if value is not None]
-    told = ", ".join(f"{100 * value:+.1f} points at {n:,}" for n, value in known) or "nowhere comparable"
-    held = len(known) == len(leads) and all(value > CLEARLY for _, value in known)
-    said.append(
-        f"The mapped query's largest lead over x at equal FLOPs, in {METRIC}: {told}: "
-        f"{compared(held, 'mapped queries stay ahead in the middle of the budgets as n grows')}."
+    sentences = [
+        f"From {first['n']:,} to {last['n']:,} keys{among}, "
+        f"labelling a query grows as {power('labelling, seconds')}, training KeyNet XS on a sample as "
+        f"{power('training, seconds a million samples')}, the memory of the index as "
+        f"{power('index, bytes')}.",
+        f"FLOPs for {METRIC} = {LEVEL:.2f} grow with the number of keys: {', '.join(parts)}.",
+    ]
+    sentences += [_worth(first, last, name) for name in (OWN, LINEAR, ROUTED) if _known(first, last, name)]
+    if control is not None:
+        sentences += _beside(rows, control)
+    return [*sentences, _lead_claim(rows)]
+
+
+def _known(first: dict[str, Any], last: dict[str, Any], name: str) -> bool:
+    return _fewer(first, name) is not None and _fewer(last, name) is not None
+
+
+def _worth(first: dict[str, Any], last: dict[str, Any], name: str) -> str:
+    """What a way saves over x at the fewest keys and at the most."""
+    before, after = _fewer(first, name), _fewer(last, name)
+    assert before is not None
+    assert after is not None
+    trend = "grows" if after > before else "shrinks"
+    if abs(after / before - 1) <= SMALL:
+        trend = "stays about the same"
+    return (
+        f"Against x, {WAYS[name]} needs {_times(before)} FLOPs at {first['n']:,} keys and "
+        f"{_times(after)} at {last['n']:,}: with n, what it is worth {trend}."
     )
-    return said
+
+
+def _beside(rows: list[dict[str, Any]], control: dict[str, Any]) -> list[str]:
+    """The keys of the data alone beside about as many with generated ones among them."""
+    of_data = _fewer(control, OWN)
+    known = {row["n"]: worth for row in rows if (worth := _fewer(row, OWN)) is not None}
+    if of_data is None or not known:
+        return []
+    near = min(known, key=lambda n: abs(math.log(n / control["n"])))
+    return [
+        f"Of the {control['n']:,} keys of the data alone, amips needs {_times(of_data)} FLOPs than "
+        f"x; of {near:,} keys with generated ones among them, {_times(known[near])}."
+    ]
+
+
+def _lead_claim(rows: list[dict[str, Any]]) -> Claim:
+    leads = [(row["n"], row["lead"][MAPPED]) for row in rows]
+    known = [(n, value) for n, value in leads if value is not None]
+    words = ", ".join(f"{100 * value:+.1f} points at {n:,}" for n, value in known) or "nowhere comparable"
+    return Claim(
+        "mapped queries stay ahead in the middle of the budgets as n grows",
+        WHERE,
+        len(known) == len(leads) and all(value > CLEARLY for _, value in known),
+        f"The mapped query's largest lead over x at equal FLOPs, in {METRIC}: {words}",
+    )

@@ -1,63 +1,119 @@
-"""What the studies that search have in common: systems run over budgets, stored, and read back by family."""
+"""What the experiments that search have in common: ways to search, run over budgets, stored and read back."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from amips.bench.derive import Array, Axis, Family, Metric, on_test
+from amips.bench import (
+    Array,
+    Axis,
+    Family,
+    Metric,
+    ResultsStore,
+    Runner,
+    Settings,
+    System,
+    on_test,
+    on_val,
+    yardstick_seconds,
+)
 from amips.metrics import front
-from amips.bench.runner import Bench, Settings
-from amips.bench.results import Run, Store
-from paper.workspace import Workspace
-from amips.bench.systems import System
 from amips.task import Task
+from paper.workspace import Workspace
 
 PLACES = 64  # costs at which two fronts are compared
 CLEARLY = 0.01  # a lead of this much counts
+IVF = "ivf"  # FAISS's inverted file, as amips makes it of a design
+
+Query = Literal["original", "mapped", "routed"]
+K = TypeVar("K", bound=Hashable)
 
 
-def run_systems(
+@dataclass(frozen=True)
+class Way:
+    """One way to search an index: what a series of an experiment is.
+
+    Args:
+        query: "original" searches with x, "mapped" with the predicted key in its place, "routed" with x in
+            the cells that the prediction chooses.
+        size: of the KeyNet that predicts; "" where none does.
+        backend: whose index it is, one of `amips.backends` or "ivf".
+    """
+
+    query: Query
+    size: str = ""
+    backend: str = IVF
+
+
+ORIGINAL = Way("original")
+
+
+@dataclass(frozen=True)
+class Searched(Generic[K]):
+    """What was measured of each way: on the test queries, for reporting, and on val, for choosing."""
+
+    test: dict[K, Family]
+    val: dict[K, Family]
+    seconds: dict[str, float]  # of the yardstick, by batch/threads; times are in units of it
+
+
+def search_all(
     workspace: Workspace,
     task: Task,
     folder: str,
-    systems: Sequence[System],
+    ways: Mapping[K, Sequence[System]],
     ladder: Sequence[int] | None,
     times: bool,
     **options: Any,
-) -> tuple[list[Family], list[Run]]:
-    """Run systems, or read what is stored of them: their families on the test queries, and the raw runs.
+) -> Searched[K]:
+    """Run the systems of every way, or read what is stored of them.
 
     Args:
         folder: where in the workspace's `out` the runs are stored.
+        ways: the systems that make one front each: they differ in the number of cells alone.
         ladder: budgets; None climbs until nearly everything is found.
-        times: take times too.
+        times: measure times too.
         options: other `Settings` of the bench.
     """
-    bench = bench_of(workspace, task, folder, **options)
-    bench.run(systems, folder.split("/")[0], ladder, times)
-    runs = bench.store.runs(systems)
-    return on_test(runs, task), runs
+    runner = runner_of(workspace, task, folder, **options)
+    systems = [system for members in ways.values() for system in members]
+    runner.run(systems, folder.split("/")[0], ladder, times)
+    runs = runner.store.runs(systems)
+    way_of = {system: way for way, members in ways.items() for system in members}
+    test, val = (
+        {way_of[family.runs[0].run.system]: family for family in families}
+        for families in (on_test(runs, task), on_val(runs, task))
+    )
+    return Searched(
+        {way: test[way] for way in ways}, {way: val[way] for way in ways}, yardstick_seconds(runs)
+    )
 
 
-def bench_of(workspace: Workspace, task: Task, folder: str, **options: Any) -> Bench:
-    """What runs systems on a task and stores the runs in `folder` of the workspace's `out`; other `Settings`."""
-    about = {"kind": "results", "keys": task.fingerprint, "study": folder, "seed": workspace.seed}
-    store = Store(workspace.out / folder, about)
+def runner_of(workspace: Workspace, task: Task, folder: str, **options: Any) -> Runner:
+    """What runs systems on a task and stores the runs in `folder` of the workspace's `out`; other `Settings`.
+
+    Its builder keeps cells and routers with the workspace, so that experiments share them.
+    """
+    about = {"kind": "results", "keys": task.fingerprint, "experiment": folder, "seed": workspace.seed}
+    store = ResultsStore(workspace.out / folder, about)
+    smoke = workspace.scale.name == "smoke"
+    options = {"minutes": workspace.scale.router_minutes, **options}
     settings = Settings(
         batch=batch_of(workspace),
-        singles=8 if workspace.scale.name == "smoke" else 64,
+        singles=8 if smoke else 64,
         rounds=workspace.scale.rounds,
         seed=workspace.seed,
         progress=workspace.progress,
         **options,
     )
-    return Bench(task, store, settings, work=workspace.work)
+    return Runner(task, store, settings, work=workspace.work)
 
 
 def batch_of(workspace: Workspace) -> int:
-    """Queries in the large batch of studies that take times, where there are as many."""
+    """Queries in the large batch of experiments that measure times, where there are as many."""
     return 64 if workspace.scale.name == "smoke" else 1024
 
 
@@ -91,10 +147,19 @@ def lead(base: Family, ours: Family, axis: Axis, metric: Metric) -> float:
 
     Over all costs that both fronts cover; nan if there are none.
     """
-    fronts = [front_of(family, axis, metric) for family in (base, ours)]
-    low, high = max(cost[0] for cost, _ in fronts), min(cost[-1] for cost, _ in fronts)
+    return lead_of_fronts(front_of(base, axis, metric), front_of(ours, axis, metric))
+
+
+def lead_of_fronts(base: tuple[Array, Array], ours: tuple[Array, Array]) -> float:
+    """The same for fronts as (costs, recalls), both rising."""
+    low, high = max(cost[0] for cost, _ in (base, ours)), min(cost[-1] for cost, _ in (base, ours))
     if low > high:
         return math.nan
     places = np.geomspace(low, high, PLACES)
-    theirs, own = (np.interp(places, cost, recall) for cost, recall in fronts)
+    theirs, own = (np.interp(places, cost, recall) for cost, recall in (base, ours))
     return float((own - theirs).max())
+
+
+def points(value: float) -> str:
+    """A lead in words, in points of recall."""
+    return "no cost in common" if math.isnan(value) else f"{100 * value:+.1f} points"

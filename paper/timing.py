@@ -1,7 +1,7 @@
 """Seconds for a batch: scores and predicted keys of SupportNet and KeyNet, with torch and with numpy.
 
 The paper's table says what a gradient costs beside a score. Seconds belong to a machine; the ratio of the
-two can be compared, and so can the share of the machine's limit that each reaches.
+two can be compared, and so can the fraction of the machine's limit that each reaches.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amips.bench.machine import describe, in_turns
-from paper.workspace import Workspace
-from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.learn.modules import Network
+from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine, in_turns
+from amips.learn import Network
 from amips.nets import SIZES, KeyNet, Net, SupportNet
 from amips.vectors import Floats
+from paper.claims import Claim, Finding, claim_values, verdict
+from paper.workspace import Workspace
 
+WHERE = "Appendix A.1, Table 1"
 DEPTH = 4
 BATCH = 4096  # the paper's; a scale of fewer queries takes fewer
 NETWORKS = {"SupportNet": SupportNet, "KeyNet": KeyNet}
@@ -27,6 +28,8 @@ RUNTIMES = ("torch", "numpy")
 OUTPUTS = ("score", "gradient")
 COLUMNS = [(network, output) for network in NETWORKS for output in OUTPUTS]
 PEAK = "peak"
+DEARER = 1.25  # a gradient that takes so many times as long as a score surely costs more,
+ALIKE = 1.15  # ... and one up to so many times as long costs about the same
 
 # Appendix "Timing Results": seconds for 4,096 queries of dimension 384, in the order of COLUMNS.
 PAPER = {
@@ -60,19 +63,21 @@ def networks(network: Network, x: Floats) -> dict[tuple[str, str], Callable[[], 
     KeyNet's is its forward pass, and its scores are <F(x), x>.
     """
     weights = {name: network.weight(name).detach().numpy() for name in network.shapes}
-    net, given = Net(network.architecture, weights, {}), torch.from_numpy(x)
+    net, queries = Net(network.architecture, weights, {}), torch.from_numpy(x)
 
     def keys() -> Tensor:
-        predicted: Tensor = network(given)
+        predicted: Tensor = network(queries)
         return predicted
 
     def key_scores() -> Tensor:
-        return torch.einsum("mcd,md->mc", keys(), given)
+        return torch.einsum("mcd,md->mc", keys(), queries)
 
     is_key = network.architecture.kind == "key"
     return {
-        ("torch", "score"): _untracked(key_scores if is_key else lambda: network(given)),
-        ("torch", "gradient"): _untracked(keys if is_key else lambda: network.scores_and_gradient(given)[1]),
+        ("torch", "score"): _untracked(key_scores if is_key else lambda: network(queries)),
+        ("torch", "gradient"): _untracked(
+            keys if is_key else lambda: network.scores_and_gradient(queries)[1]
+        ),
         ("numpy", "score"): lambda: net.scores(x),
         ("numpy", "gradient"): lambda: net.keys(x),
     }
@@ -102,7 +107,7 @@ def run(workspace: Workspace) -> Summary:
     x = workspace.queries.take(drawn)
     flops, widths = dict.fromkeys((f"{runtime} {PEAK}" for runtime in RUNTIMES), 2.0 * batch * side**2), []
     contenders: dict[str, dict[str, Callable[[], object]]] = _peaks(batch, side)
-    # All sizes are held at once, so that all take turns: 70 % of the numbers that the keys have.
+    # All sizes are in memory at once, so that all take turns: 70 % of the numbers that the keys have.
     for size in TIMED_SIZES:
         for kind, spec in NETWORKS.items():
             a = spec(size=size, depth=DEPTH).architecture(workspace.keys.n, workspace.keys.d, 1)
@@ -114,19 +119,23 @@ def run(workspace: Workspace) -> Summary:
     times = in_turns([contenders[runtime] for runtime in RUNTIMES], workspace.scale.rounds)
     values = figures(times, flops)
     values["batch"] = batch
+    findings = compare(values)
     return Summary(
         name="timing",
         title="What a gradient costs beside a score",
-        verdict=_verdict(values),
-        tables=[_times_table(values, workspace.keys.n), _shares_table(values)],
+        verdict=verdict(findings),
+        tables=[_times_table(values, workspace.keys.n), _rates_table(values)],
         charts=[_ratio_chart(values)],
-        facts=[("keys", f"{workspace.keys.n:,} of dimension {workspace.keys.d}"), ("widths", ", ".join(widths))],
+        facts=[
+            ("keys", f"{workspace.keys.n:,} of dimension {workspace.keys.d}"),
+            ("widths", ", ".join(widths)),
+        ],
         method=[
             f"Batches of {batch:,} queries, c = 1, networks of depth {DEPTH} (the paper's table does not "
             "give its depth) whose parameters are 5 %, 10 % and 20 % of n d. Weights are random: the time "
             "does not depend on them.",
-            f"All contenders take turns, {workspace.scale.rounds} rounds after a warm one, on the CPU with the "
-            f"threads that torch ({torch.get_num_threads()}) and numpy choose by themselves. Times are "
+            f"All contenders take turns, {workspace.scale.rounds} rounds after a warm one, on the CPU with "
+            f"the threads that torch ({torch.get_num_threads()}) and numpy choose by themselves. Times are "
             "medians, ratios medians of the ratios within a round.",
             f"The limit is the faster of numpy's and torch's product [{batch:,}, {side:,}] x [{side:,}, "
             f"{side:,}] in float32 of the same round, {values['peak GFLOP/s']:.0f} GFLOP/s in the median. "
@@ -134,14 +143,14 @@ def run(workspace: Workspace) -> Summary:
             "SupportNet's gradient is the chain rule written out, as it is in training and search; "
             "KeyNet's is its forward pass.",
         ],
-        command=f"amips study timing --data DATA --scale {workspace.scale.name} --out OUT",
-        machine={**describe(), "torch": torch.__version__},
-        values=values,
+        command=workspace.command("timing"),
+        machine={**describe_machine(), "torch": torch.__version__},
+        values={**values, **claim_values(findings)},
     )
 
 
 def figures(times: dict[str, list[float]], flops: dict[str, float]) -> dict[str, Any]:
-    """Everything that is derived from the times: medians, quartiles, shares of the peak, ratios."""
+    """Everything that is derived from the times: medians, quartiles, fractions of the peak, ratios."""
     values: dict[str, Any] = {}
     peaks = [name for name in times if name.endswith(PEAK)]
     rounds = len(times[peaks[0]])
@@ -149,8 +158,8 @@ def figures(times: dict[str, list[float]], flops: dict[str, float]) -> dict[str,
     values["peak GFLOP/s"] = median(limit) / 1e9
     for name, seconds in times.items():
         low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
-        share = median(flops[name] / s / top for s, top in zip(seconds, limit, strict=True))
-        values[name] = {"seconds": middle, "quartiles": [low, high], "flops": flops[name], "share": share}
+        rate = median(flops[name] / s / top for s, top in zip(seconds, limit, strict=True))
+        values[name] = {"seconds": middle, "quartiles": [low, high], "flops": flops[name], "rate": rate}
     for size in TIMED_SIZES:
         for network in NETWORKS:
             for runtime in RUNTIMES:
@@ -196,39 +205,42 @@ def _cells(seconds: Any, ratios: list[float]) -> list[str]:
     return [*(f"{s:.2e}" for s in seconds), *(f"{ratio:.2f}" for ratio in ratios)]
 
 
-def _shares_table(values: dict[str, Any]) -> Table:
+def _rates_table(values: dict[str, Any]) -> Table:
     rows = []
     for size in TIMED_SIZES:
         for runtime in RUNTIMES:
-            found = [values[name_of(runtime, network, size, output)] for network, output in COLUMNS]
+            measured = [values[name_of(runtime, network, size, output)] for network, output in COLUMNS]
             cells = [
-                f"{one['share']:.0%} ({one['quartiles'][0]:.2e} to {one['quartiles'][1]:.2e})"
-                for one in found
+                f"{one['rate']:.0%} ({one['quartiles'][0]:.2e} to {one['quartiles'][1]:.2e})"
+                for one in measured
             ]
             rows.append([size, runtime, *cells])
     head = ["size", "runtime", *(f"{network} {output}" for network, output in COLUMNS)]
     note = "In brackets the quartiles of the times in seconds."
-    return Table("How near to the machine's limit: share of the rate of a matrix product", head, rows, note)
+    return Table(
+        "How near to the machine's limit: fraction of the rate of a matrix product", head, rows, note
+    )
 
 
 def _ratio_chart(values: dict[str, Any]) -> Chart:
-    shares = [SIZES[size] for size in TIMED_SIZES]
+    parameters = [SIZES[size] for size in TIMED_SIZES]
     panels = []
     for network in NETWORKS:
         score = COLUMNS.index((network, "score"))
         series = [
-            Series(runtime, shares, [values[f"{runtime} {network} {size} ratio"] for size in TIMED_SIZES])
+            Series(runtime, parameters, [values[f"{runtime} {network} {size} ratio"] for size in TIMED_SIZES])
             for runtime in RUNTIMES
         ]
         for data, table in PAPER.items():
             ratios = [table[size][score + 1] / table[size][score] for size in TIMED_SIZES]
-            series.append(Series(f"the paper, {data}", shares, ratios, group="reference"))
+            series.append(Series(f"the paper, {data}", parameters, ratios, group="reference"))
         panels.append(Panel(network, "parameters / (n d)", "gradient / score", series, log_x=True))
     return Chart("ratio", "Time of a gradient over time of a score", panels)
 
 
-def _verdict(values: dict[str, Any]) -> list[str]:
-    said = []
+def compare(values: dict[str, Any]) -> list[Finding]:
+    """What a gradient costs beside a score, against the paper's table; then numpy against torch."""
+    findings: list[Finding] = []
     for network in NETWORKS:
         here = {
             runtime: median(values[f"{runtime} {network} {size} ratio"] for size in TIMED_SIZES)
@@ -236,25 +248,31 @@ def _verdict(values: dict[str, Any]) -> list[str]:
         }
         largest = [values[name_of("torch", network, TIMED_SIZES[-1], output)]["flops"] for output in OUTPUTS]
         paper = paper_ratios(network)
-        said.append(
+        if network == "KeyNet":
+            text, reproduced = "KeyNet's gradient takes as long as its score", max(here.values()) <= ALIKE
+        else:
+            text = "SupportNet's gradient takes longer than its score: 1.6 to 1.9 times"
+            reproduced = min(here.values()) >= DEARER
+        evidence = (
             f"{network}: a gradient takes {here['torch']:.2f} times as long as a score with torch and "
             f"{here['numpy']:.2f} times with numpy (medians over sizes); in the paper {median(paper):.2f} "
-            f"({min(paper):.2f} to {max(paper):.2f}), by count of FLOPs {largest[1] / largest[0]:.2f}."
+            f"({min(paper):.2f} to {max(paper):.2f}), by count of FLOPs {largest[1] / largest[0]:.2f}"
         )
+        findings.append(Claim(text, WHERE, reproduced, evidence))
     slower = [
         values[f"numpy / torch {network} {size} {output}"]
         for network, output in COLUMNS
         for size in TIMED_SIZES
     ]
-    share = {
-        runtime: median(values[name_of(runtime, *c, o)]["share"] for c in _sized() for o in OUTPUTS)
+    rate = {
+        runtime: median(values[name_of(runtime, *c, o)]["rate"] for c in _sized() for o in OUTPUTS)
         for runtime in RUNTIMES
     }
-    said.append(
+    findings.append(
         f"numpy takes {median(slower):.2f} times as long as torch ({min(slower):.2f} to {max(slower):.2f}); "
-        f"torch reaches {share['torch']:.0%} and numpy {share['numpy']:.0%} of the rate of a matrix product."
+        f"torch reaches {rate['torch']:.0%} and numpy {rate['numpy']:.0%} of the rate of a matrix product."
     )
-    return said
+    return findings
 
 
 def _sized() -> list[tuple[str, str]]:

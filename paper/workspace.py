@@ -1,14 +1,14 @@
-"""What the studies share: the data at a scale, and tasks and models that are made once.
+"""What the experiments share: the data at a scale, and tasks and models that are made once.
 
 out/
-  work/           data at this scale, tasks, runs: shared by all studies that are given the same `out`
-  STUDY/          summary.json, table.md, figures, and raw runs where a study searches
+  work/          data at this scale, tasks, runs: shared by all experiments that are given the same `out`
+  EXPERIMENT/    summary.json, table.md, figures, and raw runs where an experiment searches
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from amips import label, train
 from amips.errors import AmipsError, ResultsError, TrainingInterrupted
-from amips.files import differing, read_json, write_json
-from amips.learn import train
-from amips.nets import Recipe
-from amips.nets import KeyNet, Linear, Model, SupportNet
-from amips.task import Task, label
+from amips.files import begin_output, partial
+from amips.nets import KeyNet, Model, Recipe, SupportNet, recipe_named
+from amips.task import Task
 from amips.vectors import Vectors, open_vectors, row_norms
 
 SETTINGS = "settings.json"
@@ -30,18 +29,19 @@ SETTINGS = "settings.json"
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is. None means: no limit, or what the paper says."""
+    """How large an experiment is. None means: no limit, or what the paper says."""
 
     name: str
     keys: int | None  # at most so many keys
     queries: int | None  # ... and training queries
-    held: int  # queries held out for choosing, and as many for reporting
+    held_out: int  # queries for choosing, and as many for reporting
     copies: int  # noisy copies of each training query
     minutes: float | None  # training of each network, or:
     samples: int | None
     recipe: str
-    sizes: tuple[str, ...]  # of networks, where a study varies them
+    sizes: tuple[str, ...]  # of networks, where an experiment varies them
     rounds: int  # times that a time is taken
+    router_minutes: float  # training of each linear router, at most: it ends when val stops improving
 
     @property
     def budget(self) -> str:
@@ -50,9 +50,9 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale("smoke", 1500, 2000, 200, 1, None, 4096, "default", ("XS",), 2),
-    "small": Scale("small", 100_000, 200_000, 2000, 0, 1.5, None, "default", ("XS", "S"), 3),
-    "full": Scale("full", None, None, 1000, 4, None, 1_000_000_000, "paper", ("XS", "S", "M", "L"), 10),
+    "smoke": Scale("smoke", 1500, 2000, 200, 1, None, 4096, "default", ("XS",), 2, 0.02),
+    "small": Scale("small", 100_000, 200_000, 2000, 0, 1.5, None, "default", ("XS", "S"), 3, 0.75),
+    "full": Scale("full", None, None, 1000, 4, None, 1_000_000_000, "paper", ("XS", "S", "M", "L"), 10, 30.0),
 }
 
 
@@ -74,25 +74,17 @@ class Workspace:
             scale = SCALES[scale]
         self.scale, self.seed, self.progress = scale, seed, progress
         self.data, self.out = Path(data), Path(out)
-        self.also = [Path(other) for other in also]  # data of other encoders, for the study of these
+        self.also = [Path(other) for other in also]  # data of other encoders, for `encoders`
         self.work = self.out / "work"
         self._sources = {name: find(self.data, name) for name in ("keys", "queries")}
-        self.work.mkdir(parents=True, exist_ok=True)
-        self._claim()
+        self._check_place()
 
-    def _claim(self) -> None:
+    def _check_place(self) -> None:
         """Refuse a place that holds the work of other data or of another scale."""
         wanted = {"scale": asdict(self.scale), "seed": self.seed}
         for name, (path, _) in self._sources.items():
             wanted[name] = {"file": path.name, "bytes": path.stat().st_size, "content": _glance(path)}
-        wanted = json.loads(json.dumps(wanted))
-        path = self.work / SETTINGS
-        if not path.exists():
-            write_json(path, wanted)
-        elif different := differing(read_json(path, ResultsError), wanted):
-            raise ResultsError(
-                f"{self.out} holds studies of other data or settings ({different} differ); choose another out"
-            )
+        begin_output(self.work, wanted, ResultsError, what="work", mark=SETTINGS)
 
     @cached_property
     def keys(self) -> Vectors:
@@ -102,7 +94,7 @@ class Workspace:
     @cached_property
     def queries(self) -> Vectors:
         """The queries, held-out ones included."""
-        most = None if self.scale.queries is None else self.scale.queries + 2 * self.scale.held
+        most = None if self.scale.queries is None else self.scale.queries + 2 * self.scale.held_out
         return self._vectors("queries", most)
 
     def _vectors(self, name: str, most: int | None) -> Vectors:
@@ -113,33 +105,36 @@ class Workspace:
             ids = np.arange(rows.n)
             if most is not None and rows.n > most:
                 ids = np.sort(np.random.default_rng([self.seed, len(name)]).choice(rows.n, most, False))
-            partial = path.with_name(f"{name}.partial.npy")
-            out = open_memmap(partial, "w+", np.float32, (len(ids), rows.d))
-            step = 1 << 14
-            for low in range(0, len(ids), step):
-                block = rows.take(ids[low : low + step])
-                if scaled:
-                    norms = row_norms(block)[:, None]
-                    block /= np.where(norms > 0, norms, 1)  # an all-zero row stays one, for `label` to name
-                out[low : low + step] = block
-            out.flush()
-            partial.rename(path)
+            with partial(path) as temporary:
+                out = open_memmap(temporary, "w+", np.float32, (len(ids), rows.d))
+                step = 1 << 14
+                for low in range(0, len(ids), step):
+                    block = rows.take(ids[low : low + step])
+                    if scaled:
+                        norms = row_norms(block)[:, None]
+                        block /= np.where(
+                            norms > 0, norms, 1
+                        )  # an all-zero row stays one, for `label` to name
+                    out[low : low + step] = block
+                out.flush()
         return open_vectors(path, name)
 
     @cached_property
     def split(self) -> NDArray[np.str_]:
         """A fixed permutation: test first, then val, the rest is for training."""
-        m, held = self.queries.n, self.scale.held
-        if m < 3 * held:
-            held = max(1, m // 3)
+        m, size = self.queries.n, self.scale.held_out
+        if m < 3 * size:
+            size = max(1, m // 3)
         order = np.random.default_rng(1).permutation(m)
         split = np.full(m, "train", "<U5")
-        split[order[:held]], split[order[held : 2 * held]] = "test", "val"
+        split[order[:size]], split[order[size : 2 * size]] = "test", "val"
         return split
 
     def task(self, cells: int = 1, **options: Any) -> Task:
-        """A task of this data; options as for `label`."""
+        """A task of this data over plain cells, with targets for each cell; other options as for `label`."""
         settings = {
+            "query_aware": 0.0,
+            "cell_targets": cells > 1,
             "copies": self.scale.copies,
             "k": 10,
             "split": self.split,
@@ -147,35 +142,41 @@ class Workspace:
             **options,
         }
         about = {**settings, "split": hashlib.sha256(settings["split"].tobytes()).hexdigest()}
-        name = f"task-{cells}-{_digest(about)}"
-        return label(
-            self.keys, self.queries, out=self.work / name, cells=cells, progress=self.progress, **settings
-        )
+        out = self.work / f"task-{cells}-{_digest(about)}"
+        return label(self.keys, self.queries, out=out, cells=cells, progress=self.progress, **settings)
 
     def mapping_task(self) -> Task:
         """One cell, and at least one noisy copy of each query: the paper trains its mappers with noise."""
         return self.task(1, copies=max(1, self.scale.copies))
 
+    def recipe(self) -> Recipe:
+        """The scale's recipe, to the end: an experiment compares what runs of a known budget end in."""
+        return replace(recipe_named(self.scale.recipe), patience=0, keep_best=False)
+
     def model(
         self,
         task: Task,
-        network: SupportNet | KeyNet | Linear,
+        network: SupportNet | KeyNet,
         name: str,
-        recipe: str | Recipe | None = None,
-        share: float = 1.0,
+        recipe: Recipe | None = None,
+        portion: float = 1.0,
         evaluations: int = 10,
     ) -> Model:
-        """A network trained on a task for `share` of the scale's budget; an unfinished run continues."""
+        """A network trained on a task for `portion` of the scale's budget; an unfinished run continues.
+
+        Args:
+            recipe: that of the scale if None.
+        """
         out = self.run_directory(name, task)
         scale = self.scale
-        minutes = None if scale.minutes is None else scale.minutes * share
-        samples = None if scale.samples is None else max(1, round(scale.samples * share))
+        minutes = None if scale.minutes is None else scale.minutes * portion
+        samples = None if scale.samples is None else max(1, round(scale.samples * portion))
         try:
             return train(
                 task,
                 network,
                 out=out,
-                recipe=recipe or scale.recipe,
+                recipe=self.recipe() if recipe is None else recipe,
                 minutes=minutes,
                 samples=samples,
                 evaluations=evaluations,
@@ -190,19 +191,10 @@ class Workspace:
         """Where a run is kept."""
         return self.work / f"run-{name}-{task.path.name}"
 
-    def linear(self, task: Task, share: float = 0.5, rank: int = 0) -> Model:
-        """The linear router, which learns the cells of the top keys: half the budget of a network."""
-        recipe = Recipe(route_top=min(10, task.train.top_ids.shape[1]))
-        name = _linear_name(task, rank)
-        return self.model(task, Linear(rank=rank), name, recipe, share, evaluations=1)
-
-    def linear_directory(self, task: Task, rank: int = 0) -> Path:
-        """Where the run of `linear` is kept."""
-        return self.run_directory(_linear_name(task, rank), task)
-
-
-def _linear_name(task: Task, rank: int) -> str:
-    return f"linear-{task.c}" + (f"-rank-{rank}" if rank else "")
+    def command(self, name: str, options: str = "") -> str:
+        """What makes an experiment again, without the places of this machine."""
+        more = f" {options}" if options else ""
+        return f"python -m paper {name}{more} --data DATA --scale {self.scale.name} --out OUT"
 
 
 def find(data: Path, name: str) -> tuple[Path, bool]:
@@ -213,12 +205,12 @@ def find(data: Path, name: str) -> tuple[Path, bool]:
     if not data.is_dir():
         raise AmipsError(f"{data} is not a directory: expected one with keys.npy and queries.npy")
     # Texts lie beside their vectors, as `embed` leaves them.
-    found = sorted(p for p in data.glob(f"{name}.*") if p.is_file() and p.suffix != ".jsonl")
-    if not found:
+    files = sorted(p for p in data.glob(f"{name}.*") if p.is_file() and p.suffix != ".jsonl")
+    if not files:
         raise AmipsError(f"{data} holds no {name}: expected {name}.npy, {name}.i8.npy, {name}.fvecs, ...")
-    if len(found) > 1:
-        raise AmipsError(f"{data} holds more than one file of {name}: {found[0].name}, {found[1].name}")
-    return found[0], found[0].name == f"{name}.i8.npy"
+    if len(files) > 1:
+        raise AmipsError(f"{data} holds more than one file of {name}: {files[0].name}, {files[1].name}")
+    return files[0], files[0].name == f"{name}.i8.npy"
 
 
 def _glance(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Studies of the data and of the machine: shift, leak, timing; their mathematics and one run of each."""
+"""Experiments on the data and on the machine: shift, leak, timing; their mathematics and one run of each."""
 
 import json
 import math
@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from paper import leak, leak_search, shift, timing
-from paper.workspace import Workspace
-from amips.bench.summary import load_summary
-from amips.learn import evaluate
-from amips.learn.modules import Network
+from amips.bench import load_summary
+from amips.learn import Network, evaluate
 from amips.nets import KeyNet, SupportNet
 from helpers import make_world
+from paper import leak, leak_search, shift, timing
+from paper.claims import claims_of
+from paper.workspace import Workspace
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    place = tmp_path_factory.mktemp("studies")
+    place = tmp_path_factory.mktemp("data")
     keys, queries = make_world(1600, 2600, 16, seed=5)
     (place / "data").mkdir()
     np.save(place / "data" / "keys.npy", keys)
@@ -34,7 +34,9 @@ def check_summary(summary, workspace, tmp_path):
     assert summary.verdict
     assert summary.facts
     assert summary.method
-    assert summary.command == f"amips study {summary.name} --data DATA --scale smoke --out OUT"
+    assert summary.command == f"python -m paper {summary.name} --data DATA --scale smoke --out OUT"
+    assert "claims" in summary.values
+    assert {claim.sentence() for claim in claims_of(summary)} <= set(summary.verdict)
     for table in summary.tables:
         assert {len(row) for row in table.rows} == {len(table.head)}
         assert all(cell and "nan" not in cell for row in table.rows for cell in row)
@@ -117,7 +119,9 @@ def test_shift(workspace, tmp_path):
     summary = shift.run(workspace)
     check_summary(summary, workspace, tmp_path)
     values = summary.values
-    scores = (np.load(workspace.work / "queries.npy")[workspace.split == "test"] @ workspace.keys.load().T).max(axis=1)
+    scores = (
+        np.load(workspace.work / "queries.npy")[workspace.split == "test"] @ workspace.keys.load().T
+    ).max(axis=1)
     assert values["top1_mean"] == pytest.approx(scores.mean(), abs=1e-5)
     assert values["top1_median"] == pytest.approx(np.median(scores), abs=1e-5)
     keys, queries = workspace.keys.load().astype(np.float64), workspace.queries.load().astype(np.float64)
@@ -149,7 +153,7 @@ def test_shift(workspace, tmp_path):
 def test_a_plan_leaks_by_row_and_holds_out_by_source():
     distinct = np.arange(3, 1003, 2)
     test = np.arange(500) % 10 == 0
-    planned = leak.plan(distinct, test, held=150, copies=4, most=None, seed=0)
+    planned = leak.plan(distinct, test, leaky=150, copies=4, most=None, seed=0)
     rows = {name: np.flatnonzero(planned.split == name) for name in ("train", "val", "test")}
     assert {name: len(ids) for name, ids in rows.items()} == {"train": 2100, "val": 150, "test": 250}
     sources = {name: set(planned.source_of(ids).tolist()) for name, ids in rows.items()}
@@ -161,7 +165,7 @@ def test_a_plan_leaks_by_row_and_holds_out_by_source():
 
 
 def test_a_plan_keeps_its_pool_within_bounds():
-    planned = leak.plan(np.arange(1000), np.arange(1000) < 100, held=500, copies=4, most=400, seed=0)
+    planned = leak.plan(np.arange(1000), np.arange(1000) < 100, leaky=500, copies=4, most=400, seed=0)
     assert (planned.split != "test").sum() == 400
     assert (planned.split == "val").sum() == 40  # a tenth, because 500 would be more than there is
     assert (planned.split == "test").sum() == 500
@@ -211,25 +215,25 @@ def test_leak(workspace, tmp_path):
     # Memory alone does far better on leaky rows: the split does leak.
     memory = values["lookup"]
     assert memory["leaky"] > 0.5
-    assert memory["leaky"] > 2 * memory["held"]
+    assert memory["leaky"] > 2 * memory["held_out"]
     assert memory["interval"][0] > 0.2
-    assert (values["leaky_with_relatives"], values["held_with_relatives"]) == (1.0, 0.0)
-    assert values["rows"] == {"train": 900, "leaky": 100, "held": 1000}
+    assert (values["leaky_with_relatives"], values["held_out_with_relatives"]) == (1.0, 0.0)
+    assert values["rows"] == {"train": 900, "leaky": 100, "held_out": 1000}
     assert values["times_seen"] == pytest.approx(4096 / 900)
     for metric in leak.METRICS:
         one = values[metric]
-        assert one["difference"] == pytest.approx(one["leaky"] - one["held"])
+        assert one["difference"] == pytest.approx(one["leaky"] - one["held_out"])
         assert one["interval"][0] <= one["difference"] <= one["interval"][1]
     assert leak.run(workspace).values == values
     assert summary.verdict[2:4] == leak_search.search_sentences(values["search"])
     # What the predicted key finds first, once more from the raw runs: its best recall on either kind of rows.
     ranks = []
-    for raw in workspace.out.glob("leak/runs/ivf-*-model-drop-in-*.npz"):
+    for raw in workspace.out.glob("leak/runs/cells-*-model-drop-in-*.npz"):
         with np.load(raw) as run:
             ranks.append(run["rank"])
-    for kind, part in (("leaky", slice(0, 100)), ("held", slice(100, None))):
+    for kind, part in (("leaky", slice(0, 100)), ("held_out", slice(100, None))):
         best = max(float((rank[part] == 1).mean()) for rank in ranks)
-        assert values["search"]["recall@1"][kind]["front"]["KeyNet XS, drop-in"][1][-1] == pytest.approx(best)
+        assert values["search"]["recall@1"][kind]["front"]["mapped"][1][-1] == pytest.approx(best)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +254,7 @@ def test_leak(workspace, tmp_path):
     ],
 )
 def test_where_the_predicted_key_leads_is_said(leaky, held, end):
-    name = leak_search.DROP_IN
-    values = {"leaky": {"lead": {name: leaky}}, "held": {"lead": {name: held}}}
+    values = {"leaky": {"lead": {"mapped": leaky}}, "held_out": {"lead": {"mapped": held}}}
     for said in leak_search.search_sentences(dict.fromkeys(leak_search.SEARCHED, values)):
         assert end in said
 
@@ -305,9 +308,29 @@ def test_figures_are_derived_round_by_round():
     assert values["torch KeyNet M ratio"] == 2
     assert values["numpy / torch SupportNet L score"] == 1
     assert values["peak GFLOP/s"] == 2
-    assert values[names[0]]["share"] == 0.5
+    assert values[names[0]]["rate"] == 0.5
     assert values[names[0]]["seconds"] == 1
     assert values[names[0]]["quartiles"] == [1, 5.5]
+
+
+@pytest.mark.parametrize(("support", "key", "held"), [(1.9, 1.0, (True, True)), (1.1, 1.3, (False, False))])
+def test_the_claims_of_times_are_of_the_ratios_here(support, key, held):
+    names = [timing.name_of(r, n, s, o) for r in timing.RUNTIMES for n, o in timing.COLUMNS for s in "SML"]
+    times = {name: [1.0] for name in names}
+    for name in names:
+        if "gradient" in name:
+            times[name] = [support if "SupportNet" in name else key]
+    times |= {"torch peak": [0.5], "numpy peak": [1.0]}
+    *claims, _ = timing.compare(timing.figures(times, dict.fromkeys(times, 1e9)))
+    assert tuple(claim.held for claim in claims) == held
+    assert {claim.where for claim in claims} == {"Appendix A.1, Table 1"}
+
+
+@pytest.mark.parametrize(("overlap", "top", "held"), [(0.7, 0.6, (True, True)), (0.97, 0.86, (False, False))])
+def test_the_claims_of_the_shift(overlap, top, held):
+    values = {"overlap": overlap, "overlap_of_halves": 0.98, "top1_mean": top, "top1_median": top}
+    *claims, _ = shift.compare({**values, "apart_relative": 0.1})
+    assert tuple(claim.held for claim in claims) == held
 
 
 def test_timing(workspace, tmp_path):
@@ -325,7 +348,7 @@ def test_timing(workspace, tmp_path):
                 assert gradient["flops"] == 256 * a.key_flops()
                 for one in (score, gradient):
                     assert 0 < one["quartiles"][0] <= one["seconds"] <= one["quartiles"][1]
-                    assert 0 < one["share"] < math.inf
+                    assert 0 < one["rate"] < math.inf
                 assert 0 < values[f"{runtime} {kind} {size} ratio"] < math.inf
     assert len(summary.tables[0].rows) == 3 * (2 + 3)
     assert len(summary.tables[1].rows) == 3 * 2

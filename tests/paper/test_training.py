@@ -1,4 +1,4 @@
-"""Studies of training: dynamics, tradeoff, losses, horizon; what they share, and one run of each."""
+"""Experiments on training: dynamics, tradeoff, losses, horizon; what they share, and one run of each."""
 
 import json
 import math
@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from amips.bench.derive import Bootstrap
-from paper import dynamics, horizon, ivf, losses, mappers, tradeoff
-from paper.workspace import Workspace
-from amips.bench.summary import load_summary
+from amips.bench import Bootstrap, load_summary
 from amips.learn import evaluate, loop
-from amips.nets import RECIPES, Recipe
-from amips.nets import load_model
+from amips.nets import RECIPES, Recipe, load_model
 from helpers import make_world
+from paper import dynamics, horizon, ivf, losses, mappers, tradeoff
+from paper.claims import claims_of
+from paper.workspace import Workspace
 
 torch.set_num_threads(1)
 
@@ -29,7 +28,7 @@ NETWORKS = {
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    place = tmp_path_factory.mktemp("studies")
+    place = tmp_path_factory.mktemp("training")
     keys, queries = make_world(800, 1500, 16, seed=5)
     (place / "data").mkdir()
     np.save(place / "data" / "keys.npy", keys)
@@ -42,13 +41,15 @@ def checked(summary, workspace, tmp_path):
     assert summary.verdict
     assert summary.facts
     assert summary.method
-    assert summary.command == f"amips study {summary.name} --data DATA --scale smoke --out OUT"
+    assert summary.command == f"python -m paper {summary.name} --data DATA --scale smoke --out OUT"
     for table in summary.tables:
         assert {len(row) for row in table.rows} == {len(table.head)}
         measured = [row for row in table.rows if not row[0].startswith("the paper")]
         assert all(cell and "nan" not in cell for row in measured for cell in row)
         assert "The paper" in table.note
-    assert all("as in the paper" in one or "not reproduced" in one for one in summary.verdict[-1:])
+    claims = claims_of(summary)
+    assert claims
+    assert {claim.sentence() for claim in claims} <= set(summary.verdict)
     assert "nan" not in " ".join(summary.verdict)
     summary.save(tmp_path)
     text = json.dumps(asdict(summary), allow_nan=False)
@@ -122,6 +123,7 @@ def test_the_curve_is_what_the_run_logged(workspace):
     task = workspace.mapping_task()
     one = mappers.trained(workspace, task, "KeyNet", "XS")
     log = [json.loads(line) for line in (one.directory / "log.jsonl").read_text().splitlines()]
+    assert log.pop(0)["samples"] == 0  # the look at it before the first step
     samples, erel = one.curve("erel")
     assert samples == [entry["samples"] for entry in log]
     assert samples[-1] == one.samples == 4096
@@ -129,7 +131,7 @@ def test_the_curve_is_what_the_run_logged(workspace):
     assert one.curve("loss")[1] == [entry["train"]["loss"] for entry in log]
 
 
-def test_the_mapper_of_the_search_studies_is_the_same_run(workspace, monkeypatch):
+def test_the_mapper_of_the_experiments_that_search_is_the_same_run(workspace, monkeypatch):
     task = workspace.mapping_task()
     one = mappers.trained(workspace, task, "KeyNet", "XS")
     monkeypatch.setattr(loop.Run, "step", lambda self, done: pytest.fail("trained again"))
@@ -137,7 +139,7 @@ def test_the_mapper_of_the_search_studies_is_the_same_run(workspace, monkeypatch
     assert one.directory == workspace.work / f"run-keynet-xs-{task.path.name}"
 
 
-# the studies, without running them
+# the experiments, without running them
 
 
 def with_curve(name, ys, size="XS", depth=2, erel=None):
@@ -166,57 +168,60 @@ def test_dynamics_says_what_was_not_reproduced():
         with_curve("", [0, -0.2, -0.3], "S", 2),
         with_curve("", [0, -0.2, -0.4], "S", 4),
     ]
-    stable, size, equal, depth = dynamics._verdict(steady, 200)
-    assert "at most 0.000" in stable
-    assert stable.endswith("as in the paper (no run diverges or becomes unstable late).")
-    assert "the larger network ends with the lower erel on test in 2 (surely in 2): as in the paper" in size
+    findings = dynamics.compare(steady, 200)
+    stable, size, budget, equal, depth = findings
+    assert [claim.held for claim in (stable, size, depth)] == [True] * 3
+    assert {claim.where for claim in (stable, size, depth)} == {"Appendix A.3, Figure 9"}
+    assert "at most 0.000" in stable.evidence
+    assert size.evidence.endswith("the larger network ends with the lower erel on test in 2 (surely in 2)")
+    assert budget == "Each network had the same budget, which gave them 0.001 million samples."
     assert equal.endswith("the larger one is lower on val in 2 of 2 pairs.")
-    assert "L = 2 for XS (erel -0.200 on test), L = 4 for S (erel -0.400 on test): as in the paper" in depth
+    assert depth.evidence.endswith("L = 2 for XS (erel -0.200 on test), L = 4 for S (erel -0.400 on test)")
     shaky = [with_curve("", [0, -0.5, -0.2], "XS", 2), with_curve("", [0, -0.1, -0.1], "S", 2)]
-    stable, size, _, depth = dynamics._verdict(shaky, 200)
-    assert "KeyNet XS, L = 2 ends 0.300 above its lowest point: not reproduced" in stable
-    assert "in 0 (surely in 0): not reproduced (the paper: larger models reach lower errors)" in size
-    assert "not reproduced (the paper: larger models favour greater depth)" in depth
+    stable, size, _, _, depth = dynamics.compare(shaky, 200)
+    assert [claim.held for claim in (stable, size, depth)] == [False] * 3
+    assert stable.evidence.endswith("KeyNet XS, L = 2 ends 0.300 above its lowest point")
+    assert stable.sentence().endswith("not reproduced (the paper: no run diverges or becomes unstable late).")
+    assert size.evidence.endswith("in 0 (surely in 0)")
 
 
 def test_tradeoff_says_what_was_not_reproduced():
     def world(support_erel, support_mrr):
-        found = []
+        networks = []
         for size, erel, mrr in (("XS", -0.2, 0.2), ("S", -0.4, 0.4)):
             for depth, less in ((2, 0.0), (4, 0.05)):
                 key = (erel + less, mrr - less)
                 own = (key[0] + support_erel[size], key[1] + support_mrr[size])
-                found += [trained("KeyNet", size, depth, [key[0]] * 9, [key[1]] * 9)]
-                found += [trained("SupportNet", size, depth, [own[0]] * 9, [own[1]] * 9)]
-        return tradeoff._verdict(found, ("XS", "S"))
+                networks += [trained("KeyNet", size, depth, [key[0]] * 9, [key[1]] * 9)]
+                networks += [trained("SupportNet", size, depth, [own[0]] * 9, [own[1]] * 9)]
+        return tradeoff.compare(networks, ("XS", "S"))
 
-    said = world({"XS": 0.01, "S": -0.01}, {"XS": 0.01, "S": -0.01})
-    assert "KeyNet S, L = 2 the highest MRR (0.400 on test" in said[0]
+    best, budget, *claims = world({"XS": 0.01, "S": -0.01}, {"XS": 0.01, "S": -0.01})
+    assert "KeyNet S, L = 2 the highest MRR (0.400 on test" in best
     assert (
-        said[1] == "The same budget gave KeyNets 0.001 million samples and SupportNets 0.001 million samples."
+        budget == "The same budget gave KeyNets 0.001 million samples and SupportNets 0.001 million samples."
     )
-    said = said[:1] + said[2:]
-    assert all("as in the paper" in sentence for sentence in said[1:])
-    assert said[1].startswith(
+    assert [claim.held for claim in claims] == [True] * 6
+    assert claims[0].evidence.startswith(
         "KeyNet: of 2 pairs that differ in size alone, the larger one has the lower erel"
     )
-    assert said[3].startswith(
+    assert claims[2].evidence.startswith(
         "KeyNet: of 2 pairs that differ in depth alone, the deeper one has the lower erel"
     )
     # Near the query itself everything is found, but farther from the key.
     near = trained("SupportNet", "XS", 2, [0.7] * 9, [0.9] * 9)
     far = [trained(kind, size, 2, [-0.1] * 9, [0.1] * 9) for kind in mappers.KINDS for size in ("XS", "S")]
-    assert "SupportNet XS, L = 2 predicts points farther" in tradeoff._verdict([near, *far], ("XS", "S"))[1]
+    assert "SupportNet XS, L = 2 predicts points farther" in tradeoff.compare([near, *far], ("XS", "S"))[1]
     *_, small, large = world({"XS": -0.01, "S": 0.01}, {"XS": -0.01, "S": 0.01})
-    assert "not reproduced (the paper: the higher erel and the higher MRR at small sizes)" in small
-    assert "the lower erel at 0 of 2 depths and the higher MRR at 2 of 2 depths" in large
-    assert "not reproduced" in large
+    assert (small.held, large.held) == (False, False)
+    assert small.text == "SupportNet has the higher erel and the higher MRR at small sizes"
+    assert "the lower erel at 0 of 2 depths and the higher MRR at 2 of 2 depths" in large.evidence
 
 
 @pytest.mark.parametrize("scale", ["default", "paper"])
 def test_the_three_recipes_differ_in_the_weights_alone(scale):
-    made = losses.recipes(scale)
     base = RECIPES[scale]
+    made = losses.recipes(base)
     assert made[losses.BOTH] == base
     changed = {
         loss: {
@@ -241,25 +246,24 @@ def of_losses(score, key):
 
 def test_losses_say_what_was_not_reproduced():
     def said(both):
-        found = {"score only": (0.01, 2.0), "gradient only": (0.1, 1.0), "both": both}
-        return losses._verdict({("KeyNet", 1.0, loss): of_losses(*errors) for loss, errors in found.items()})
+        errors = {"score only": (0.01, 2.0), "gradient only": (0.1, 1.0), "both": both}
+        return losses.compare({("KeyNet", 1.0, loss): of_losses(*pair) for loss, pair in errors.items()})
 
     corners, together = said((0.05, 1.02))
-    assert "score error is lowest with score only (0.01000)" in corners
-    assert corners.endswith("as in the paper (each alone is best at its own error).")
-    assert "1.020 times the gradient error of gradient alone, and 0.500 times its score error" in together
-    assert "as in the paper" in together
+    assert (corners.held, together.held) == (True, True)
+    assert "score error is lowest with score only (0.01000)" in corners.evidence
+    assert "1.020 times the gradient error of gradient alone, and 0.500 times its score" in together.evidence
     for both in ((0.099, 1.0), (0.05, 1.2)):  # hardly a lower score error; a much higher gradient error
-        assert "not reproduced" in said(both)[1]
+        assert said(both)[1].held is False
 
 
 def test_horizons_are_in_the_ratio_of_the_paper():
     for scale in ("smoke", "small", "full"):
-        shares = [horizon.share(scale, units) for units in horizon.HORIZONS]
-        assert [share / shares[0] for share in shares] == pytest.approx([1, 3, 5, 7])
-    # At small, three units are the run of the other studies, to the last bit; at full one is.
-    assert horizon.share("small", 3) == 1
-    assert horizon.share("full", 1) == 1
+        portions = [horizon.portion(scale, units) for units in horizon.HORIZONS]
+        assert [portion / portions[0] for portion in portions] == pytest.approx([1, 3, 5, 7])
+    # At small, three units are the run of the other experiments, to the last bit; at full one is.
+    assert horizon.portion("small", 3) == 1
+    assert horizon.portion("full", 1) == 1
 
 
 def of_horizon(ratio, mrr, loss, spread=0.0):
@@ -279,17 +283,15 @@ def test_horizon_says_what_was_not_reproduced():
             strict=True,
         )
     }
-    loss, unit, erel, mrr = horizon._verdict(plateau)
+    loss, unit, erel, mrr = horizon.compare(plateau)
     assert unit == "A unit is 0.001 million samples here and a billion in the paper."
-    assert "as in the paper (longer runs reach lower losses)" in loss
-    assert "0.400, 0.375 and 0.365 after 1, 3 and 7 units" in erel
-    assert "it falls by 0.025 up to 3 units and by 0.010 from there" in erel
-    assert "as in the paper (diminishing returns past 3 units)" in erel
-    assert "gains +0.002" in mrr
-    assert "as in the paper" in mrr
+    assert [claim.held for claim in (loss, erel, mrr)] == [True] * 3
+    assert "0.400, 0.375 and 0.365 after 1, 3 and 7 units" in erel.evidence
+    assert "it falls by 0.025 up to 3 units and by 0.010 from there" in erel.evidence
+    assert "gains +0.002" in mrr.evidence
     rising = {**plateau, 5: of_horizon(0.3, 0.25, 3.5), 7: of_horizon(0.2, 0.3, 3.4)}
-    loss, _, erel, mrr = horizon._verdict(rising)
-    assert all("not reproduced" in sentence for sentence in (loss, erel, mrr))
+    loss, _, erel, mrr = horizon.compare(rising)
+    assert [claim.held for claim in (loss, erel, mrr)] == [False] * 3
 
 
 # one run of each, in one place
@@ -335,8 +337,8 @@ def test_nothing_is_trained_twice(workspace, tmp_path, monkeypatch):
         *("keynet-s-x3", "keynet-s-x5", "keynet-s-x7"),
     }
     begun.clear()
-    for study in (tradeoff, losses, horizon):
-        assert study.run(workspace).values == values[study.__name__.rsplit(".", 1)[1]]
+    for module in (tradeoff, losses, horizon):
+        assert module.run(workspace).values == values[module.__name__.rsplit(".", 1)[1]]
     assert begun == []
 
 
@@ -367,7 +369,7 @@ def test_losses(workspace, tmp_path):
     summary = checked(losses.run(workspace), workspace, tmp_path)
     found = summary.values["networks"]
     assert set(found) == {f"{kind}, {loss}" for kind in mappers.KINDS for loss in losses.WITHOUT}
-    recipes = losses.recipes("default")
+    recipes = losses.recipes(workspace.recipe())
     for name, one in found.items():
         assert one["recipe"] == asdict(recipes[name.split(", ")[1]])
     for row in summary.tables[0].rows:
@@ -393,7 +395,7 @@ def test_horizon(workspace, tmp_path):
     assert steps == [4, 12, 20, 28]
     final = [found[str(units)]["curve"]["loss"][-1] for units in horizon.HORIZONS]
     assert all(later < earlier for earlier, later in pairwise(final))  # so few samples: each more helps
-    assert summary.verdict[0].endswith("as in the paper (longer runs reach lower losses).")
+    assert claims_of(summary)[0].held
     rows = summary.tables[0].rows
     assert [row[0] for row in rows[:4]] == ["1 unit", "3 units", "5 units", "7 units"]
     for units, row in zip(horizon.HORIZONS, rows, strict=False):

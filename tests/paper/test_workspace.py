@@ -1,5 +1,6 @@
-"""The place where studies work: finding data, scales, and work that is made once and continues."""
+"""The place where experiments work: finding data, scales, and work that is made once and continues."""
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -9,14 +10,15 @@ import pytest
 import torch
 
 from amips import KeyNet
-from paper.workspace import SCALES, Workspace, find
 from amips.errors import AmipsError, ResultsError, TrainingInterrupted, VectorError
 from amips.learn import loop
+from amips.vectors import Vectors
 from helpers import make_world
+from paper.workspace import SCALES, Workspace, find
 
 torch.set_num_threads(1)
 
-TINY = replace(SCALES["smoke"], name="tiny", keys=300, queries=250, held=50)
+TINY = replace(SCALES["smoke"], name="tiny", keys=300, queries=250, held_out=50)
 
 
 def save(directory, keys, queries, name="{}.npy"):
@@ -120,7 +122,7 @@ def test_a_place_belongs_to_its_data_scale_and_seed(data, tmp_path):
         ((data, "smoke", out), "scale"),
         ((data, TINY, out, 1), "seed"),
     ):
-        with pytest.raises(ResultsError, match=rf"\({what} differ\); choose another out") as caught:
+        with pytest.raises(ResultsError, match=rf"\({what}\); choose another directory") as caught:
             Workspace(*arguments)
         in_one_line(caught)
 
@@ -153,11 +155,18 @@ def test_a_task_is_made_once_for_its_options(data, tmp_path):
     assert len({workspace.task(4, copies=0).path, workspace.task(4, k=1).path, task.path}) == 3
 
 
-def test_data_that_was_copied_in_part_is_copied_again(data, tmp_path):
+def test_data_that_was_copied_in_part_is_copied_again(data, tmp_path, monkeypatch):
     workspace = Workspace(data, TINY, tmp_path / "out")
-    (workspace.work / "keys.partial.npy").write_bytes(b"torn")
+
+    def failing(self, ids):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Vectors, "take", failing)
+        with pytest.raises(OSError, match="disk"):
+            _ = workspace.keys
+    assert [file.name for file in workspace.work.iterdir() if "keys" in file.name] == []
     assert workspace.keys.n == 300
-    assert not (workspace.work / "keys.partial.npy").exists()
 
 
 def same(one, two):
@@ -200,7 +209,7 @@ def test_an_interrupt_says_how_to_continue(data, tmp_path, monkeypatch):
     in_one_line(caught)
 
 
-def test_a_run_is_where_the_lab_says(data, tmp_path):
+def test_a_run_is_where_the_workspace_says(data, tmp_path):
     workspace = Workspace(data, TINY, tmp_path / "out")
     one, four = workspace.task(1), workspace.task(4)
     workspace.model(one, KeyNet(width=8), "net")
@@ -211,14 +220,32 @@ def test_a_run_is_where_the_lab_says(data, tmp_path):
     assert not workspace.run_directory("other", one).exists()
 
 
-def test_share_is_of_the_budget(data, tmp_path):
+def test_a_portion_is_of_the_budget(data, tmp_path):
     workspace = Workspace(data, TINY, tmp_path / "out")
-    net = workspace.model(workspace.task(1), KeyNet(width=8), "half", share=0.5)
+    net = workspace.model(workspace.task(1), KeyNet(width=8), "half", portion=0.5)
     assert net.about["samples"] == 2048
 
 
-def test_the_linear_router_learns_the_cells(data, tmp_path):
+def test_tasks_have_plain_cells_with_targets(data, tmp_path):
     workspace = Workspace(data, TINY, tmp_path / "out")
-    net = workspace.linear(workspace.task(4))
-    assert net.c == 4
-    assert net.about["recipe"]["route_top"] == 10
+    task = workspace.task(4)
+    assert (task.c, task.query_aware, task.has_cell_targets) == (4, 0.0, True)
+
+
+def test_runs_do_not_end_early(data, tmp_path):
+    """An experiment compares runs of a known budget."""
+    workspace = Workspace(data, TINY, tmp_path / "out")
+    assert (workspace.recipe().patience, workspace.recipe().keep_best) == (0, False)
+    net = workspace.model(workspace.task(1), KeyNet(width=8), "net")
+    assert net.about["recipe"]["patience"] == 0
+    assert net.about["samples"] == 4096
+    log = workspace.run_directory("net", workspace.task(1)) / "log.jsonl"
+    assert (
+        net.about["val"] == json.loads(log.read_text().splitlines()[-1])["val"]
+    )  # what is there at the end, whatever was best before
+
+
+def test_the_command_names_no_place_of_this_machine(data, tmp_path):
+    workspace = Workspace(data, TINY, tmp_path / "out")
+    assert workspace.command("ivf") == "python -m paper ivf --data DATA --scale tiny --out OUT"
+    assert workspace.command("ivf", "--backend hnsw").startswith("python -m paper ivf --backend hnsw --data")

@@ -1,0 +1,92 @@
+"""`python -m paper`: the paper's experiments, a command each, and the pages that are made of their "
+"results."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from amips.cli import output, path, print_summary, run_command
+from paper import EXPERIMENTS, run_experiment
+from paper.page import collect, write_pages
+
+STOPPED = "stopped; the same command continues where it was"
+
+Options = list[Callable[[Any], Any]]
+COMMON: Options = [
+    click.option("--data", required=True, type=path, help="A directory with keys and queries."),
+    click.option("--out", required=True, type=output, help="Experiments with the same share their models."),
+    click.option("--scale", type=click.Choice(["smoke", "small", "full"]), default="small"),
+    click.option("--seed", default=0),
+]
+MORE: dict[str, Options] = {
+    "ivf": [click.option("--backend", help="Compare on this backend instead (hnsw, scann, pgvector, ...).")],
+    "encoders": [
+        click.option("--also", multiple=True, type=path, help="Data of another encoder; may be repeated."),
+        click.option("--encoder", "encoders", multiple=True, help="Encode the data's texts, too, with this."),
+    ],
+}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def cli() -> None:
+    """Run an experiment of the paper, from the top of the repository.
+
+    --scale smoke takes seconds, small minutes on two cores (scaling: two hours), full has the paper's
+    settings. An interrupted experiment continues when the same command is given again.
+    """
+
+
+def _experiment(name: str) -> click.Command:
+    """The command of one experiment."""
+
+    def run(
+        data: Path, out: Path, encoders: tuple[str, ...] = (), also: tuple[Path, ...] = (), **options: Any
+    ) -> None:
+        others = [*also, *(_encoded(data, out, encoder) for encoder in encoders)]
+        summary = run_experiment(name, data=data, out=out, also=others, progress=True, **options)
+        print_summary(summary, out / summary.name)
+
+    for option in reversed([*COMMON, *MORE.get(name, [])]):
+        run = option(run)
+    return click.command(name, help=EXPERIMENTS[name].question)(run)
+
+
+def _encoded(data: Path, out: Path, encoder: str) -> Path:
+    """Vectors of the texts that lie beside the data, by another encoder."""
+    from amips.text import embed
+
+    keys, queries = (data / f"{side}.jsonl" for side in ("keys", "queries"))
+    place = out / f"vectors-{Path(encoder).name}"
+    vectors: Path = embed(keys, queries, encoder=encoder, out=place, progress=True).path
+    return vectors
+
+
+for _name in EXPERIMENTS:
+    cli.add_command(_experiment(_name))
+
+
+@cli.command(name="collect")
+@click.argument("out", type=path)
+def collect_results(out: Path) -> None:
+    """Copy the summaries and figures of OUT to results/, and write the pages."""
+    for line in collect(out):
+        click.echo(line)
+    write_pages()
+
+
+@cli.command(name="page")
+def pages() -> None:
+    """Write docs/results.md and docs/results/ from results/."""
+    for written in write_pages():
+        click.echo(written)
+
+
+def main() -> None:
+    """Run the command; what goes wrong is one line."""
+    run_command(cli, STOPPED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What the paper says, as data: each claim with the place where it is made, and whether it held here."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from amips.bench import Summary
+from amips.errors import ResultsError
+
+CLAIMS = "claims"  # where the values of a summary keep them
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper and what was measured of it.
+
+    Args:
+        text: what the paper says, in a few words.
+        where: the section and the figure or table of the paper.
+        held: True if it was measured here too, False if it was not; None if the measurement does not decide.
+        evidence: what was measured, a clause without a full stop.
+    """
+
+    text: str
+    where: str
+    held: bool | None
+    evidence: str
+
+    def sentence(self) -> str:
+        """The evidence, and what it says of the claim."""
+        if self.held is None:
+            return f"{self.evidence}: not decided (the paper: {self.text})."
+        if self.held:
+            return f"{self.evidence}: as in the paper ({self.text})."
+        return f"{self.evidence}: not reproduced (the paper: {self.text})."
+
+
+Finding = str | Claim  # what an experiment ends in: sentences, some of which test a claim
+
+
+def verdict(findings: Sequence[Finding]) -> list[str]:
+    """Findings as sentences."""
+    return [finding.sentence() if isinstance(finding, Claim) else finding for finding in findings]
+
+
+def claim_values(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The claims among the findings, for the values of a summary."""
+    return {CLAIMS: [asdict(finding) for finding in findings if isinstance(finding, Claim)]}
+
+
+def claims_of(summary: Summary) -> list[Claim]:
+    """The claims that a summary tests, [] for one that tests none; ResultsError if they are damaged."""
+    try:
+        return [Claim(**values) for values in summary.values.get(CLAIMS, [])]
+    except TypeError as problem:
+        raise ResultsError(f"the summary of {summary.name} holds no readable claims: {problem}") from None
+
+
+def decided(low: float, high: float, least: float) -> bool | None:
+    """Whether something is at least `least`, by its interval: None where the interval leaves both open."""
+    if low >= least:
+        return True
+    return False if high < least else None
