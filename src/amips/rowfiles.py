@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import AmipsError
-from amips.files import write_json
+from amips.files import ADVICE, local, write_json
 
 JOURNAL = "progress.json"
 
@@ -29,7 +29,7 @@ class RowFiles:
 
     def __init__(self, out: str | Path | None, m: int, columns: Columns, of: str = "") -> None:
         self.m, self.columns, self.of = m, columns, of
-        self.directory = Path(out) if out is not None else None
+        self.directory = local(out, AmipsError) if out is not None else None
         self.done = 0
         self.arrays: dict[str, NDArray[Any]] = {}
         self.handles: dict[str, BinaryIO] = {}
@@ -62,9 +62,7 @@ class RowFiles:
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return 0
         if tables != self.shape or of != self.of:
-            raise AmipsError(
-                f"{self.directory} holds a result of other inputs; remove it or choose another directory"
-            )
+            raise AmipsError(f"{self.directory} holds a result of other inputs; {ADVICE}")
         return rows if all(self._is_whole(name) for name in self.columns) else 0
 
     def _is_whole(self, name: str) -> bool:

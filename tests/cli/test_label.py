@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 import amips
+from amips.cells import default_count
 from amips.cli import main, size
+from amips.task import load_task
 from helpers import journal_rows, kill_when, make_world
 
 AMIPS = shutil.which("amips", path=str(Path(sys.executable).parent)) or shutil.which("amips")
-OPTIONS = ("--cells", "4", "--val", "50", "--test", "60", "-k", "7")
+OPTIONS = ("--cells", "4", "--copies", "1", "--val", "50", "--test", "60", "-k", "7")
 
 
 def amips_command(*arguments, cwd):
@@ -67,36 +69,39 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(folder):
-    """What `amips label` printed, and the task that it made."""
+def labelled(folder):
+    """What `amips label` printed, and the task that it wrote."""
     done = amips_command("label", "keys.npy", "queries.npy", "--out", "task", *OPTIONS, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return done, amips.Task(folder / "task", verify=True)
+    return done, load_task(folder / "task", verify=True)
 
 
-def test_makes_the_task_that_the_python_function_makes(folder, made, tmp_path):
-    _, task = made
+def test_makes_the_task_that_the_python_function_makes(folder, labelled, tmp_path):
+    _, task = labelled
     names = (folder / "keys.npy", folder / "queries.npy")
     same = amips.label(
-        *names, cells=4, val=50, test=60, k=7, memory=task.manifest["options"]["memory"], out=tmp_path / "t"
+        *names, cells=4, copies=1, val=50, test=60, k=7, memory=task.options["memory"], out=tmp_path / "t"
     )
-    assert same.manifest == task.manifest
+    files = [file.relative_to(task.path) for file in sorted(task.path.rglob("*")) if file.is_file()]
+    assert files
+    for file in files:
+        assert (same.path / file).read_bytes() == (task.path / file).read_bytes()
 
 
-def test_prints_what_it_made(made):
-    done, task = made
+def test_prints_what_it_made(labelled):
+    done, task = labelled
     lines = done.stdout.splitlines()
     assert lines[0] == "task: 500 keys, d = 12, 4 cells"
-    assert lines[1] == f"imbalance {task.cells.imbalance:.2f}, duplicates 9"
+    assert lines[1] == f"imbalance {task.cells.imbalance:.2f}, duplicate queries 9"
     assert [line.split() for line in lines[-3:]] == [["train", "580"], ["val", "50"], ["test", "60"]]
     assert done.stderr == ""  # no progress bar where there is no terminal
 
 
-def test_the_same_command_again_reuses_the_task(folder, made):
+def test_the_same_command_again_reuses_the_task(folder, labelled):
     before = {p: p.stat().st_mtime_ns for p in (folder / "task").rglob("*")}
     done = amips_command("label", "keys.npy", "queries.npy", "--out", "task", *OPTIONS, cwd=folder)
     assert done.returncode == 0
-    assert done.stdout == made[0].stdout
+    assert done.stdout == labelled[0].stdout
     assert {p: p.stat().st_mtime_ns for p in (folder / "task").rglob("*")} == before
 
 
@@ -104,11 +109,11 @@ def test_every_option_reaches_the_task(folder, tmp_path):
     done = amips_command(
         *("label", folder / "zero.npy", folder / "queries.npy", "--out", tmp_path / "t", "--cells", 3),
         *("--plain", "--runs", 2, "--copies", 3, "--noise", 0.1, "--val", 11, "--test", 12, "-k", 5),
-        *("--seed", 8, "--keep-zero", "--memory", "64M"),
+        *("--cell-targets", "--seed", 8, "--keep-zero", "--memory", "64M"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    task = amips.Task(tmp_path / "t")
+    task = load_task(tmp_path / "t")
     expected = {
         "cells": 3,
         "spherical": False,
@@ -118,11 +123,62 @@ def test_every_option_reaches_the_task(folder, tmp_path):
         "val": 11,
         "test": 12,
         "k": 5,
+        "cell_targets": True,
         "seed": 8,
         "memory": 64_000_000,
     }
-    assert {name: task.manifest["options"][name] for name in expected} == expected
+    assert {name: task.options[name] for name in expected} == expected
     assert len(task.train) == 4 * (400 - 23)
+
+
+def test_without_options_it_makes_the_measured_recipe(folder, tmp_path):
+    done = amips_command("label", "keys.npy", "queries.npy", "--out", tmp_path / "t", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    same = amips.label(folder / "keys.npy", folder / "queries.npy", memory=10**9)
+    assert load_task(tmp_path / "t").options == same.options
+    assert (same.c, same.query_aware, same.options["copies"]) == (default_count(500), 1.5, 0)
+    paper = amips_command(
+        "label", "keys.npy", "queries.npy", "--out", tmp_path / "p", "--preset", "paper", cwd=folder
+    )
+    assert paper.returncode == 0, paper.stderr
+    options = load_task(tmp_path / "p").options
+    assert (options["cells"], options["copies"], options["cell_targets"]) == (1, 4, True)
+
+
+def test_a_split_of_its_own(folder, tmp_path):
+    words = np.array(["train"] * 300 + ["val"] * 60 + ["test"] * 49)
+    (tmp_path / "split.txt").write_text("".join(f"{word}\n" for word in words))
+    command = ("label", "keys.npy", "queries.npy", "--out", tmp_path / "t", "--split", tmp_path / "split.txt")
+    done = amips_command(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    task = load_task(tmp_path / "t")
+    assert [len(split) for split in (task.train, task.val, task.test)] == [300, 60, 40]
+
+
+def test_an_address_as_output_is_refused(in_process, folder):
+    done = in_process("label", "keys.npy", "queries.npy", "--out", "s3://bucket/task")
+    one_line_error(
+        done, "^error: s3://bucket/task is an address, not a directory: write locally and copy it there$"
+    )
+    assert not (folder / "s3:").exists()
+
+
+def test_an_unexpected_end_of_a_file_is_an_error_and_no_interrupt(in_process, monkeypatch):
+    def end(*_, **__):
+        raise EOFError("no more data")
+
+    monkeypatch.setattr(amips, "label", end)
+    one_line_error(in_process("label", "keys.npy", "queries.npy", "--out", "t"), "no more data")
+
+
+def test_an_interrupt_says_how_to_continue(in_process, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(amips, "label", stop)
+    done = in_process("label", "keys.npy", "queries.npy", "--out", "t")
+    assert done.returncode == 130
+    assert "continue when the same command is given again" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -172,11 +228,11 @@ def test_an_error_of_the_installed_command(folder, tmp_path):
     assert "--nonsense" in done.stderr
 
 
-def test_a_directory_in_use_is_left_alone(folder, made, in_process, tmp_path):
+def test_a_directory_in_use_is_left_alone(folder, labelled, in_process, tmp_path):
     files = ("label", "keys.npy", "queries.npy", "--out")
-    done = in_process(*files, "task", "--cells", "5", *OPTIONS[2:])
-    one_line_error(done, "already holds a task made from other inputs or options")
-    amips.Task(folder / "task", verify=True)
+    done = in_process(*files, "task", *OPTIONS, "--cells", "5")
+    one_line_error(done, "holds a task of other inputs or options")
+    load_task(folder / "task", verify=True)
     one_line_error(in_process(*files, folder, *OPTIONS), "exists and is not a task")
     (tmp_path / "file").write_text("")
     one_line_error(in_process(*files, tmp_path / "file" / "t", *OPTIONS), "file")
@@ -212,7 +268,7 @@ def test_help_and_version(folder):
     assert (done.returncode, done.stdout) == (0, f"amips, version {amips.__version__}\n")
 
 
-def test_python_dash_m(folder, made):
+def test_python_dash_m(folder, labelled):
     done = subprocess.run(
         [sys.executable, "-m", "amips", "label", "keys.npy", "queries.npy", "--out", "task", *OPTIONS],
         cwd=folder,
@@ -220,10 +276,10 @@ def test_python_dash_m(folder, made):
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, made[0].stdout)
+    assert (done.returncode, done.stdout) == (0, labelled[0].stdout)
 
 
-def test_labelling_does_not_import_torch(folder, made):
+def test_labelling_does_not_import_torch(folder, labelled):
     code = (
         "import sys; from amips.cli import cli\n"
         f"cli(['label', 'keys.npy', 'queries.npy', '--out', 'task', *{OPTIONS!r}], standalone_mode=False)\n"
@@ -245,7 +301,7 @@ def larger(tmp_path_factory):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_continues_with_the_same_command(larger, tmp_path, how):
     command = [AMIPS, "label", "keys.npy", "queries.npy", "--out", str(tmp_path / "t"), "--memory", "4M"]
-    command += ["--cells", "10", "--val", "100", "--test", "100"]
+    command += ["--cells", "10", "--copies", "1", "--val", "100", "--test", "100"]
     # A shell starts what runs in its background with interrupts ignored, and so would this be.
     heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     process = subprocess.Popen(command, cwd=larger, stderr=subprocess.PIPE, text=True, **heard)
@@ -259,12 +315,12 @@ def test_a_stopped_run_continues_with_the_same_command(larger, tmp_path, how):
         _, message = process.communicate(timeout=60)
         assert process.returncode == 130
         assert message.strip().startswith(
-            "stopped; embed, label, fit, bench and study continue when the same command"
+            "stopped; embed, label, fit and bench continue when the same command"
         )
     assert not (tmp_path / "t" / "task.json").exists()
     done = subprocess.run(command, cwd=larger, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(amips.Task(tmp_path / "t", verify=True).train) == 2 * 11_800
+    assert len(load_task(tmp_path / "t", verify=True).train) == 2 * 11_800
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a pseudo-terminal")

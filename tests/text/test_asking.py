@@ -11,6 +11,8 @@ from click.testing import CliRunner
 import amips
 from amips.cli import cli
 from amips.errors import AmipsError, BundleError
+from amips.search import Point
+from amips.task import load_task
 from amips.text import Asker, attach, embed
 from amips.text import asking as module
 
@@ -36,7 +38,7 @@ class Words:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def folder(tmp_path_factory):
     """An embedded corpus of 400 texts and 300 queries, and a bundle with a linear router and the texts."""
     folder = tmp_path_factory.mktemp("asking")
     rng = np.random.default_rng(0)
@@ -57,7 +59,7 @@ def made(tmp_path_factory):
     task = amips.label(embedded.keys, embedded.queries, cells=8, k=10, val=40, test=40, out=folder / "task")
     run = folder / "run"
     amips.train(task, amips.Linear(), samples=20_000, out=run)
-    amips.build(task, run, out=folder / "bundle")
+    amips.build(task, run, storage="flat", spill_fraction=0.0, out=folder / "bundle")
     attach(folder / "bundle", embedded)
     return folder
 
@@ -67,114 +69,115 @@ def words_for_all(monkeypatch):
     monkeypatch.setattr(module, "open_encoder", lambda name: Words())
 
 
-def test_the_answer_is_that_of_a_search_with_the_encoded_question(made):
-    asker = Asker(made / "bundle")
+def test_the_answer_is_that_of_a_search_with_the_encoded_question(folder):
+    asker = Asker(folder / "bundle")
     answer = asker.ask("read a csv file", k=4, probes=8)
-    keys = np.load(made / "vectors" / "keys.npy")
+    keys = np.load(folder / "vectors" / "keys.npy")
     scores = keys @ Words().encode(["read a csv file"])[0]
     best = np.argsort(-scores, kind="stable")[:4]
-    texts = (made / "vectors" / "keys.jsonl").read_text().splitlines()
+    texts = (folder / "vectors" / "keys.jsonl").read_text().splitlines()
     assert [hit.text.id for hit in answer.hits] == [json.loads(texts[i])["id"] for i in best]
     np.testing.assert_allclose([hit.score for hit in answer.hits], scores[best], rtol=1e-5)
     assert answer.scanned == answer.n == 400
 
 
-def test_fewer_probes_scan_fewer_keys_and_recall_chooses_them(made):
-    asker = Asker(made / "bundle")
+def test_fewer_probes_scan_fewer_keys_and_recall_chooses_them(folder):
+    asker = Asker(folder / "bundle")
     assert asker.ask("csv", probes=1).scanned < asker.ask("csv", probes=4).scanned
     # As many cells as this question needs, in the cheapest way that had this recall.
     x = Words().encode(["open a socket"])
     for recall, options in ((0.95, {}), (0.6, {"recall": 0.6})):
         answer, cost = asker.ask("open a socket", **options), asker.index.cost(x, recall=recall)
         assert (answer.probes, answer.scanned) == (cost.probed[0], cost.scanned[0])
-        found = asker.index.search(x, 10, recall=recall)
+        scores, _ = asker.index.search(x, 10, recall=recall)
         np.testing.assert_allclose(
-            [hit.score for hit in answer.hits], found[0][0, : len(answer.hits)], rtol=1e-5
+            [hit.score for hit in answer.hits], scores[0, : len(answer.hits)], rtol=1e-5
         )
     # It is the recall of the top 10 that is asked for, also where one result is.
-    points = [amips.Point(1, 1.0, 0.5, 0.1, 1.0), amips.Point(7, 1.0, 1.0, 0.9, 7.0)]
+    points = [Point(1, 1.0, 0.5, 0.1, 1.0), Point(7, 1.0, 1.0, 0.9, 7.0)]
     asker.index = replace(asker.index, points=points)
     assert asker.ask("open a socket", k=1).probes == 7
 
 
-def test_without_points_eight_cells_are_probed(made):
-    asker = Asker(made / "bundle")
+def test_an_index_that_nothing_is_known_of_needs_probes(folder):
+    asker = Asker(folder / "bundle")
+    asker.index = replace(asker.index, points=[], target_recall=None)
     assert asker.ask("csv", probes=3).probes == 3
-    asker.index = replace(asker.index, points=[])
-    assert asker.ask("csv").probes == 8
+    with pytest.raises(AmipsError, match="give probes"):
+        asker.ask("csv")
 
 
-def test_compare_counts_the_probes_until_all_true_keys_are_seen(made):
-    asker = Asker(made / "bundle")
+def test_compare_counts_the_probes_until_all_true_keys_are_seen(folder):
+    asker = Asker(folder / "bundle")
     question = "eigenvalues of a matrix"
     x = Words().encode([question])
     for effort, model in zip(asker.compare(question, k=3), (None, asker.index.model), strict=True):
         searcher = asker.index.with_model(model)
-        truth = searcher.search(x, 3, 8)[1]
-        assert (searcher.search(x, 3, effort.probes)[1] == truth).all()
+        truth = searcher.search(x, 3, probes=8)[1]
+        assert (searcher.search(x, 3, probes=effort.probes)[1] == truth).all()
         if effort.probes > 1:
-            assert (searcher.search(x, 3, effort.probes - 1)[1] != truth).any()
-        assert effort.scanned == searcher.cost(x, effort.probes).scanned[0]
+            assert (searcher.search(x, 3, probes=effort.probes - 1)[1] != truth).any()
+        assert effort.scanned == searcher.cost(x, probes=effort.probes).scanned[0]
 
 
-def test_compare_knows_the_true_keys_of_codes_and_second_cells(made):
-    asker = Asker(made / "bundle")
+def test_compare_knows_the_true_keys_of_codes_and_second_cells(folder):
+    asker = Asker(folder / "bundle")
     question = "eigenvalues of a matrix"
-    x, keys = Words().encode([question]), np.load(made / "vectors" / "keys.npy")
+    x, keys = Words().encode([question]), np.load(folder / "vectors" / "keys.npy")
     true = np.argsort(-(keys @ x[0]), kind="stable")[:3]
-    task = amips.Task(made / "task")
+    task = load_task(folder / "task")
     second = ((task.cells.assignment + 1) % task.c).astype(np.int32)
-    coded = amips.build(task, None, storage="lean", lean=8, spill=second)
-    asker.index = replace(coded, engine=replace(coded.engine, refine=1))  # finds 3 candidates, often wrong
+    coded = amips.build(task, None, storage="lean", dimensions=8, second_cells=second)
+    asker.index = replace(coded, store=replace(coded.store, refine=1))  # finds 3 candidates, often wrong
     (effort,) = asker.compare(question, k=3)
-    order = asker.index.route(x, task.c)[0]
+    order = asker.index.choose_cells(x, task.c)[0]
     for probes, all_seen in ((effort.probes, True), (effort.probes - 1, False)):
         there = np.isin(task.cells.assignment[true], order[:probes]) | np.isin(second[true], order[:probes])
         assert there.all() == all_seen
 
 
-def test_a_recall_out_of_reach_is_said_in_a_line(made, monkeypatch):
-    low = replace(amips.load(made / "bundle"), points=[amips.Point(1, 0.5, 0.5, 0.1, 1.0)])
+def test_a_recall_out_of_reach_is_said_in_a_line(folder, monkeypatch):
+    low = replace(amips.load(folder / "bundle"), points=[Point(1, 0.5, 0.5, 0.1, 1.0)])
     monkeypatch.setattr(module, "load", lambda path: low)
-    done = CliRunner().invoke(cli, ["ask", str(made / "bundle"), "read a csv file"])
+    done = CliRunner().invoke(cli, ["ask", str(folder / "bundle"), "read a csv file"])
     assert done.exit_code == 0
     assert done.stderr.startswith("warning: recall 0.95 is out of reach")
     assert done.stderr.count("\n") == 1
 
 
-def test_texts_of_other_keys_are_refused(made, tmp_path):
-    other = embed(made / "queries.txt", encoder=Words(), out=tmp_path / "other")
+def test_texts_of_other_keys_are_refused(folder, tmp_path):
+    other = embed(folder / "queries.txt", encoder=Words(), out=tmp_path / "other")
     with pytest.raises(BundleError, match="does not hold the keys"):
-        attach(made / "bundle", other)
-    assert Asker(made / "bundle").ask("csv").hits  # what was there is whole
+        attach(folder / "bundle", other)
+    assert Asker(folder / "bundle").ask("csv").hits  # what was there is whole
 
 
-def test_a_bundle_without_texts_says_what_to_do(made, tmp_path):
-    amips.build(made / "task", None, out=tmp_path / "plain")
+def test_a_bundle_without_texts_says_what_to_do(folder, tmp_path):
+    amips.build(folder / "task", None, out=tmp_path / "plain")
     with pytest.raises(BundleError, match="--texts"):
         Asker(tmp_path / "plain")
 
 
-def test_a_bundle_that_was_replaced_by_other_keys_is_noticed(made, tmp_path):
-    keys = np.load(made / "vectors" / "keys.npy")[::-1].copy()
+def test_a_bundle_that_was_replaced_by_other_keys_is_noticed(folder, tmp_path):
+    keys = np.load(folder / "vectors" / "keys.npy")[::-1].copy()
     task = amips.label(
-        keys, made / "vectors" / "queries.npy", cells=8, k=10, val=40, test=40, out=tmp_path / "t"
+        keys, folder / "vectors" / "queries.npy", cells=8, k=10, val=40, test=40, out=tmp_path / "t"
     )
-    amips.build(made / "task", None, out=tmp_path / "b")
-    attach(tmp_path / "b", made / "vectors")
+    amips.build(folder / "task", None, out=tmp_path / "b")
+    attach(tmp_path / "b", folder / "vectors")
     amips.build(task, None, out=tmp_path / "b")
     with pytest.raises(BundleError, match="belong to other keys"):
         Asker(tmp_path / "b")
 
 
 @pytest.mark.parametrize("question", ["", "  \n"])
-def test_an_empty_question_is_one_line(made, question):
+def test_an_empty_question_is_one_line(folder, question):
     with pytest.raises(AmipsError, match="empty"):
-        Asker(made / "bundle").ask(question)
+        Asker(folder / "bundle").ask(question)
 
 
-def test_the_command_as_typed(made):
-    done = CliRunner().invoke(cli, ["ask", str(made / "bundle"), "read a csv file", "-k", "2", "--compare"])
+def test_the_command_as_typed(folder):
+    done = CliRunner().invoke(cli, ["ask", str(folder / "bundle"), "read a csv file", "-k", "2", "--compare"])
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0].startswith("1. 0.")
@@ -183,8 +186,8 @@ def test_the_command_as_typed(made):
     assert [line.split()[0] for line in lines[-2:]] == ["centroid", "linear"]
 
 
-def test_build_takes_the_texts(made, tmp_path):
-    arguments = ["build", str(made / "task"), str(made / "run"), "--texts", str(made / "vectors")]
+def test_build_takes_the_texts(folder, tmp_path):
+    arguments = ["build", str(folder / "task"), str(folder / "run"), "--texts", str(folder / "vectors")]
     done = CliRunner().invoke(cli, [*arguments, "--out", str(tmp_path / "b")])
     assert done.exit_code == 0, done.output
     assert Asker(tmp_path / "b").ask("csv").hits

@@ -15,7 +15,7 @@ import pytest
 import amips
 from amips import AmipsError, VectorError, files
 from amips.cli import main
-from amips.text import embedding, lines
+from amips.text import embedding
 from amips.text.embedding import Embedded, embed
 from amips.text.texts import Text, read_texts
 from amips.vectors import inspect, open_vectors
@@ -150,13 +150,15 @@ def test_other_settings_are_refused(corpus, tmp_path, finished):
     before = content(out)
     texts = [Text("a", "", "something else")]
     for arguments, options, what in [
-        (corpus, {"encoder": other}, r"encoder: fake, not other"),
+        (corpus, {"encoder": other}, "encoder"),
         ((texts, corpus[1]), {}, "corpus"),
         ((corpus[0], texts), {}, "queries"),
         ((corpus[0],), {}, "queries"),
         ((texts,), {}, "corpus, queries"),
     ]:
-        with pytest.raises(AmipsError, match=rf"other settings \({what}\); choose another directory"):
+        with pytest.raises(
+            AmipsError, match=rf"other inputs or options \({what}\); choose another directory"
+        ):
             embed(*arguments, **{"encoder": Fake(), "out": out, **options})
     assert {name: raw for name, raw in content(out).items() if name in before} == before
     assert len(embed(*corpus, encoder=Fake(), out=out).key_texts) == 47
@@ -171,7 +173,7 @@ def test_a_directory_with_something_else_is_left_alone(corpus, tmp_path):
     with pytest.raises(AmipsError, match="is not a directory of embed; choose another"):
         embed(*corpus, encoder=Fake(), out=out / "thesis.tex")
     (out / "plan.json").write_text('{"cells": 8}')  # that of an unfinished task
-    with pytest.raises(AmipsError, match="holds something else"):
+    with pytest.raises(AmipsError, match=r"not a directory of embed: plan\.json is of something else"):
         embed(*corpus, encoder=Fake(), out=out)
     assert {path.name for path in out.iterdir()} == {"thesis.tex", "plan.json"}
 
@@ -246,7 +248,6 @@ def test_continues_after_a_stop_at_any_write(corpus, tmp_path, monkeypatch):
         out = tmp_path / f"stopped-{number}"
         with monkeypatch.context() as patch:
             patch.setattr(files, "fsync_directory", stop)
-            patch.setattr(lines, "fsync_directory", stop)
             try:
                 embed(*corpus, encoder=Fake(), out=out, batch=4, shard=16)
                 stopped = False
@@ -278,8 +279,8 @@ def test_texts_that_were_lost_or_changed_are_written_again(corpus, tmp_path):
 
 SLOW = """
     import sys, time
-    sys.path.insert(0, {tests!r})
-    from test_text_embedding import Fake, embed
+    sys.path[:0] = {folders!r}
+    from test_embedding import Fake, embed
     class Slow(Fake):
         def encode(self, texts):
             time.sleep(0.05)
@@ -292,7 +293,8 @@ def test_continues_after_a_kill_bit_for_bit(corpus, tmp_path):
     whole = content(embed(*corpus, encoder=Fake(), out=tmp_path / "whole", batch=2, shard=4).path)
     out = tmp_path / "out"
     values = {"corpus": str(corpus[0]), "queries": str(corpus[1]), "out": str(out)}
-    code = textwrap.dedent(SLOW).format(tests=str(Path(__file__).parent), **values)
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    code = textwrap.dedent(SLOW).format(folders=folders, **values)
     process = subprocess.Popen([sys.executable, "-c", code])
     kill_when(process, lambda: journal_rows(out / "partial" / "keys") > 0)
     done = journal_rows(out / "partial" / "keys")
@@ -316,7 +318,7 @@ def test_queries_of_a_refused_call_are_not_left_behind(corpus, tmp_path):
     encoder.encode = lambda texts: 1 / 0
     with pytest.raises(ZeroDivisionError):
         embed(corpus[0], encoder=encoder, out=tmp_path / "out")
-    with pytest.raises(AmipsError, match=r"other settings \(queries\)"):
+    with pytest.raises(AmipsError, match=r"other inputs or options \(queries\)"):
         embed(*corpus, encoder=Fake(), out=tmp_path / "out")
     made = embed(corpus[0], encoder=Fake(), out=tmp_path / "out")
     assert set(content(made.path)) == {"keys.npy", "keys.jsonl", "embed.json"}
@@ -382,7 +384,7 @@ class TestCommand:
             ]
         made = Embedded(tmp_path / "out", verify=True)
         task = amips.label(made.keys, made.queries, out=tmp_path / "task", val=2, test=2, k=3)
-        assert task.manifest["unit_norm"] is True
+        assert task.facts["unit_norm"] is True
         assert task.fingerprint == made.fingerprint
 
     def test_as_a_user_types_it(self, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from amips.errors import VectorError
 from amips.vectors import first_equal, inspect, open_vectors, row_norms
-from amips.vectors import table as vector_table
+from amips.vectors import vectors as vector_table
 
 N, D = 41, 6
 

@@ -2,17 +2,22 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-import amips
+from amips.errors import AmipsError
+from amips.files import local
+from amips.metrics import front
+from amips.search import Point
 from amips.tables import text_table
+from amips.version import __version__
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+IDS_HELP = "Ids of the keys: .npy, FILE.parquet:COLUMN, or text with one a line.  [default: row numbers]"
 
 
 def size(text: str) -> int:
@@ -35,58 +40,72 @@ def number_or_word(text: str) -> int | float | str:
     return text
 
 
-path = click.Path(path_type=Path)
+class Output(click.Path):
+    """A place to write to; an address such as s3://bucket/name is refused before any work is done."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(path_type=Path)
+        self.what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        return local(value, AmipsError, self.what)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(amips.__version__, prog_name="amips")
-def cli() -> None:
-    """Learned maximum-inner-product search: learn from your queries, scan fewer keys."""
+path, output, output_file = click.Path(path_type=Path), Output("directory"), Output("file")
 
 
-def read_ids(path: Path) -> Any:
-    """External ids from .npy, or from a text file with one a line."""
-    if path.suffix == ".npy":
+class Commands(click.Group):
+    """The commands; a file that ends too early is an error, where click would see an interrupt."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
         try:
-            return np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as problem:
-            raise amips.AmipsError(f"{path} is not a readable .npy file: {problem}") from None
-    try:
-        return path.read_text("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        raise amips.AmipsError(f"{path} is not UTF-8 text with one id a line") from None
+            return super().invoke(ctx)
+        except EOFError as problem:
+            raise AmipsError(f"a file ended unexpectedly: {problem or 'it is cut'}") from problem
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(__version__, prog_name="amips")
+def cli() -> None:
+    """Learned maximum-inner-product search: learn from your queries, scan fewer keys.
+
+    The shortest way is `amips fit KEYS QUERIES --out BUNDLE`, then `amips search BUNDLE QUERIES`.
+    """
 
 
 @contextlib.contextmanager
 def plain_warnings() -> Iterator[None]:
-    """What is warned of meanwhile is said in a line each, and once."""
-    with warnings.catch_warnings(record=True) as said:
+    """Warnings raised inside are printed in a line each, and once."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield
-    for text in dict.fromkeys(str(warning.message) for warning in said):
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
         click.echo(f"warning: {text}", err=True)
 
 
-def points_table(points: list[amips.Point]) -> str:
-    """Operating points, for a person."""
+def points_table(points: Sequence[Point], n: int, d: int) -> str:
+    """Operating points of n keys, from cheap to dear: those whose recall@10 no cheaper one has."""
+    cost, recall = (np.array([getattr(point, name) for point in points]) for name in ("flops", "recall10"))
     rows = [
         [
             f"{p.probes}",
             f"{p.min_mass:.2g}" if p.min_mass else "",
             *(f"{value:.3f}" for value in (p.recall1, p.recall10)),
             f"{p.scanned:.2%}",
-            f"{p.flops / 1e6:.2f}",
+            f"{p.flops / (2 * n * d):.2%}",
         ]
-        for p in points
+        for p in (points[i] for i in front(cost, recall))
     ]
-    return text_table(["probes", "share", "recall@1", "recall@10", "keys scanned", "MFLOP"], rows)
+    return text_table(["probes", "min mass", "recall@1", "recall@10", "keys scanned", "FLOPs"], rows)
 
 
-def told(summary: Any, results: Path) -> None:
-    """The verdict, the first table, and where the rest is."""
+def print_summary(summary: Any, results: Path) -> None:
+    """The verdict of a bench, the first table, and where the rest is."""
     click.echo("\n".join(summary.verdict))
-    for shown in summary.tables[:1]:
-        click.echo(f"\n{shown.title}\n\n{text_table(shown.head, shown.rows)}")
-        if shown.note:
-            click.echo(f"\n{shown.note}")
+    for table in summary.tables[:1]:
+        click.echo(f"\n{table.title}\n\n{text_table(table.head, table.rows)}")
+        if table.note:
+            click.echo(f"\n{table.note}")
     click.echo(f"\n{results}: everything is there; see it with: amips report {results}")

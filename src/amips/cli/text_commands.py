@@ -5,71 +5,75 @@ from typing import Any
 
 import click
 
-from amips.cli.options import cli, path
+from amips.cli.options import cli, output, output_file, path
 from amips.tables import text_table
 
 
 @cli.command()
 @click.argument("corpus")
 @click.option("--queries", help="Texts to search with, in a file like CORPUS.")
-@click.option("--out", required=True, type=path, help="The directory to make.")
+@click.option("--out", required=True, type=output, help="The directory to make.")
 @click.option("--encoder", default="all-MiniLM-L6-v2", help="A sentence-transformers model, or wordllama.")
 @click.option("--batch", default=64, help="Texts encoded at a time.")
 @click.option("--skip-empty", is_flag=True, help="Leave empty texts out, instead of an error.")
 def embed(corpus: str, **options: Any) -> None:
-    """Encode the texts of CORPUS, and of --queries, as vectors for label, fit and search.
+    """Encode the texts of CORPUS as vectors.
 
-    Files of texts: .jsonl (as in BEIR), .tsv, or one text a line; each may be compressed (.gz), and - is
-    standard input. Duplicates are left out. An interrupted run continues when the same command is given
-    again.
+    Also those of --queries. The vectors are for label, fit and search. Files of texts: .jsonl (as in BEIR),
+    .tsv, or one text a line; each may be compressed (.gz), and - is standard input. Duplicates are left out.
+    An interrupted run continues when the same command is given again.
     """
-    from amips.text.embedding import embed as run
+    from amips.text import embed as run
 
-    made = run(corpus, progress=True, **options)
-    click.echo(f"{made.path}: encoded by {made.encoder}, d = {made.d}")
+    embedded = run(corpus, progress=True, **options)
+    click.echo(f"{embedded.path}: encoded by {embedded.encoder}, d = {embedded.d}")
     rows = []
-    for side, texts in (("keys", made.key_texts), ("queries", made.query_texts)):
+    for side, texts in (("keys", embedded.key_texts), ("queries", embedded.query_texts)):
         if texts is not None:
-            left_out = made.manifest[f"left_out_of_{side}"]
+            left_out = embedded.manifest[f"left_out_of_{side}"]
             rows.append([side, *(f"{n:,}" for n in (len(texts), left_out["duplicates"], left_out["empty"]))])
     click.echo(text_table(["texts", "encoded", "duplicates", "empty"], rows))
 
 
 @cli.command()
 @click.argument("corpus")
-@click.option("--out", required=True, type=path, help="The queries to write, as JSON lines.")
-@click.option("--corpus-out", type=path, help="The corpus to index: without the sentences removed.")
+@click.option("--out", required=True, type=output_file, help="The queries to write, as JSON lines.")
+@click.option("--corpus-out", type=output_file, help="The corpus to index: without the sentences removed.")
 @click.option("--per-text", default=3, help="Sentences of each text, beside its title and heading.")
 @click.option("--remove", default=0.9, help="Probability that a sentence is removed from its text.")
 @click.option("--seed", default=0)
 def queries(corpus: str, **options: Any) -> None:
-    """Make queries out of CORPUS alone: sentences of its texts, each of which asks for its text.
+    """Make queries out of CORPUS alone.
 
-    With --corpus-out, most of these sentences are taken out of the texts, so that a query is not found by
-    its own words; then index that corpus. Without, nothing is removed.
+    Queries are sentences of its texts, each of which asks for its text. With --corpus-out, most of these
+    sentences are taken out of the texts, so that a query is not found by its own words; then index that
+    corpus. Without, nothing is removed.
     """
-    from amips.text.pseudo import queries as run
+    from amips.text import make_queries as run
 
-    made = run(corpus, progress=True, **options)
+    counts = run(corpus, progress=True, **options)
     click.echo(
-        f"{options['out']}: {made.queries:,} queries of {made.texts:,} texts, {made.duplicates:,} duplicates "
-        "left out"
+        f"{options['out']}: {counts.queries:,} queries of {counts.texts:,} texts, "
+        f"{counts.duplicates:,} duplicates left out"
     )
     if options["corpus_out"] is not None:
-        click.echo(f"{options['corpus_out']}: the corpus to index, {made.removed:,} queries removed from it")
+        click.echo(
+            f"{options['corpus_out']}: the corpus to index, {counts.removed:,} queries removed from it"
+        )
 
 
 @cli.command()
 @click.argument("name")
-@click.option("--out", required=True, type=path, help="The directory to make, in BEIR's layout.")
+@click.option("--out", required=True, type=output, help="The directory to make, in BEIR's layout.")
 @click.option("--source", type=path, help="Downloaded repositories, instead of the Hugging Face Hub.")
 @click.option("--most", type=int, help="Only the first so many passages, and what concerns them.")
 def data(name: str, out: Path, source: Path | None, most: int | None) -> None:
-    """Fetch a data set: beir/fiqa, beir/quora, beir/nq, beir/hotpotqa or beir/bioasq.
+    """Fetch a data set.
 
-    An interrupted fetch continues with the first missing file when the same command is given again.
+    NAME is beir/fiqa, beir/quora, beir/nq, beir/hotpotqa or beir/bioasq. An interrupted fetch continues with
+    the first missing file when the same command is given again.
     """
-    from amips.text.data import get_data
+    from amips.text import get_data
 
     counts = get_data(name, out, source=source, most=most, progress=True)["counts"]
     click.echo(text_table([str(out), "records"], [[file, f"{count:,}"] for file, count in counts.items()]))

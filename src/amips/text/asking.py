@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 from amips import exact
 from amips.errors import AmipsError, BundleError
-from amips.files import read_manifest, write_manifest
-from amips.search import Searcher, load
-from amips.search.estimate import RoutingEstimate
-from amips.search.inputs import checked_k
+from amips.files import partial, read_manifest, write_manifest
+from amips.search import TOP, RoutingEstimate, Searcher, checked_k, load
 from amips.text.embedding import Embedded
 from amips.text.encoders import Encoder, open_encoder
 from amips.text.texts import Text, TextFile
@@ -39,19 +37,11 @@ def attach(bundle: str | Path, embedded: Embedded | str | Path) -> None:
     index = load(bundle, verify=False, mmap=True)
     if index.fingerprint != embedded.fingerprint:
         raise BundleError(f"{bundle} does not hold the keys of {embedded.path}")
-    folder, partial = bundle / FOLDER, bundle / f"{FOLDER}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    shutil.copyfile(embedded.path / TEXTS, partial / TEXTS)
-    fields = {
-        "kind": "texts",
-        "format": FORMAT,
-        "encoder": embedded.encoder,
-        "keys": embedded.fingerprint,
-    }
-    write_manifest(partial, MANIFEST, fields, [TEXTS])
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    fields = {"kind": "texts", "format": FORMAT, "encoder": embedded.encoder, "keys": embedded.fingerprint}
+    with partial(bundle / FOLDER) as temporary:
+        temporary.mkdir()
+        shutil.copyfile(embedded.path / TEXTS, temporary / TEXTS)
+        write_manifest(temporary, MANIFEST, fields, [TEXTS])
 
 
 @dataclass(frozen=True)
@@ -103,37 +93,38 @@ class Asker:
     @cached_property
     def encoder(self) -> Encoder:
         """Opened when the first question is asked."""
-        found = open_encoder(self._encoder)
-        if found.d != self.index.d:
-            raise BundleError(f"{self._encoder} gives dimension {found.d}, the bundle has {self.index.d}")
-        return found
+        encoder = open_encoder(self._encoder)
+        if encoder.d != self.index.d:
+            raise BundleError(f"{self._encoder} gives dimension {encoder.d}, the bundle has {self.index.d}")
+        return encoder
 
     def ask(
-        self, question: str, k: int = 5, probes: int | None = None, recall: float | None = None
+        self, question: str, k: int = 5, *, recall: float | None = None, probes: int | None = None
     ) -> Answer:
-        """The k best texts for a question. 0.95 recall where neither probes nor recall is given."""
+        """The k best texts for a question, at the recall that the bundle was made for if neither is named."""
         k = checked_k(k)
         x = self._encoded(question)
-        if probes is None and recall is None and self.index.points:
-            recall = 0.95
         plain = replace(self.index, labels=None)  # rows, not labels: rows are what texts have
-        wanted = max(k, 10) if recall is not None else k  # recall is known of the top 10
-        scores, ids = plain.search(x, wanted, probes, recall=recall)
-        found = [
+        wanted = max(k, TOP) if probes is None else k  # recall is known of so many top keys
+        scores, ids = plain.search(x, wanted, recall=recall, probes=probes)
+        hits = [
             Hit(float(score), self.texts[int(row)])
             for score, row in zip(scores[0, :k], ids[0, :k], strict=True)
             if row >= 0
         ]
-        cost = plain.cost(x, probes, wanted, recall=recall)
-        return Answer(question, found, int(cost.probed[0]), int(cost.scanned[0]), self.index.n)
+        cost = plain.cost(x, wanted, recall=recall, probes=probes)
+        return Answer(question, hits, int(cost.probed[0]), int(cost.scanned[0]), self.index.n)
 
     def compare(self, question: str, k: int = 5) -> list[Effort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
         x = self._encoded(question)
         plain, keys = Searcher(self.index.store, None), getattr(self.index.store, "keys", None)
         # Codes find candidates only; the true best keys are found among the keys themselves.
-        found = plain.search(x, k, plain.c) if keys is None else exact.top_k(keys, x, min(k, self.index.n))
-        best = found[1][0][found[1][0] >= 0]
+        if keys is None:
+            ids = plain.search(x, k, probes=plain.c)[1][0]
+        else:
+            ids = exact.top_k(keys, x, min(k, self.index.n))[1][0]
+        best = ids[ids >= 0]
         efforts = [_effort(plain, x, best)]
         if self.index.model is not None:
             efforts.append(_effort(Searcher(self.index.store, self.index.model), x, best))
@@ -146,7 +137,9 @@ class Asker:
 
 
 def _effort(searcher: Searcher, x: Floats, best: NDArray[np.integer[Any]]) -> Effort:
-    engine = searcher.store
-    seen = RoutingEstimate.by(searcher.router, x, best[None], engine.assignment, engine.sizes, second=engine.second)
+    store = searcher.store
+    seen = RoutingEstimate.by(
+        searcher.router, x, best[None], store.assignment, store.sizes, second=store.second
+    )
     probes = seen.probes_for(1.0) if best.size else 1
     return Effort(searcher.router.name, probes, int(seen.at_probes(probes).scanned[0]))

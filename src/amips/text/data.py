@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from amips.errors import AmipsError
-from amips.files import differing, read_json, read_manifest, write_json, write_manifest
+from amips.files import begin_output, check_output, check_same, read_manifest, write_manifest
 from amips.progress import bar
 from amips.text.digests import Digests, digest
 from amips.text.lines import line, writing
@@ -74,12 +74,13 @@ def get_data(
         raise AmipsError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}")
     if most is not None and most < 1:
         raise AmipsError(f"most is {most}; it must be 1 or more")
-    out, short = Path(out), name.removeprefix("beir/")
+    out = check_output(out, AmipsError, what="a data set", marks=[MANIFEST, STARTED])
+    short = name.removeprefix("beir/")
     origin = Hub(short) if source is None else Local(short, Path(source))
     settings = {"kind": KIND, "format": FORMAT, "name": name, "source": origin.name, "most": most}
     if (out / MANIFEST).exists():
         return _finished(out, settings)
-    _start(out, settings)
+    begin_output(out, settings, AmipsError, what="an unfinished data set", mark=STARTED)
     making = _Making(out, origin, DATASETS[name], most, progress)
     counts = making.all()
     same = {"same_ids": DATASETS[name].same_ids}
@@ -92,21 +93,8 @@ def _finished(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(out, MANIFEST, KIND, FORMAT, AmipsError)
     # Where it was read from does not matter any more: a finished one may be asked for without the source.
     wanted = {field: settings[field] for field in ("name", "most")}
-    if different := differing({field: manifest.get(field) for field in wanted}, wanted):
-        raise AmipsError(f"{out} holds other data ({different} differ); choose another out")
+    check_same(out, {field: manifest.get(field) for field in wanted}, wanted, AmipsError, "a data set")
     return manifest
-
-
-def _start(out: Path, settings: dict[str, Any]) -> None:
-    """Make the directory, or check that what is unfinished there is of the same data."""
-    if (out / STARTED).exists():
-        if different := differing(read_json(out / STARTED, AmipsError), settings):
-            raise AmipsError(f"{out} holds other, unfinished data ({different} differ); choose another out")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise AmipsError(f"{out} holds something else; choose another out")
-    else:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / STARTED, settings)
 
 
 class _Making:
@@ -129,7 +117,7 @@ class _Making:
     def _make(self, file: str, records: Callable[[], Iterator[str]]) -> int:
         path = self.out / file
         if not path.exists():
-            with writing(path) as to, bar(0, file, "line", self.progress) as shown:
+            with writing(path) as to, bar(0, file, "lines", self.progress) as shown:
                 if file == QRELS:
                     to.write("query-id\tcorpus-id\tscore\n")
                 for record in records():

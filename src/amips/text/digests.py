@@ -32,9 +32,9 @@ class Digests:
         if 3 * self._count >= 2 * (len(self._table) // SIZE):
             self._grow()
         place = self._place(entry)
-        found = bytes(self._table[place : place + SIZE])
-        if found != _EMPTY:
-            return found
+        before = bytes(self._table[place : place + SIZE])
+        if before != _EMPTY:
+            return before
         self._table[place : place + SIZE] = entry
         self._count += 1
         return None
@@ -43,7 +43,7 @@ class Digests:
         """Where the entry with this key is, or the free place where it belongs."""
         table, key, last = self._table, entry[: self._key], len(self._table) - SIZE
         place = (int.from_bytes(entry[:8], "little") * SIZE) & last
-        while (found := table[place : place + self._key]) != key and any(found):
+        while (other := table[place : place + self._key]) != key and any(other):
             place = (place + SIZE) & last
         return place
 

@@ -93,21 +93,21 @@ def read_docstrings(file: Path, module: str) -> list[Text]:
             tree = ast.parse(file.read_bytes())  # from bytes: the parser obeys the file's own encoding
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found: list[Text] = []
-    _visit(tree, module, found)
-    return found
+    texts: list[Text] = []
+    _visit(tree, module, texts)
+    return texts
 
 
-def _visit(node: _Definition, name: str, found: list[Text]) -> None:
+def _visit(node: _Definition, name: str, texts: list[Text]) -> None:
     doc = ast.get_docstring(node, clean=False)
     if doc is not None:
         # Lone surrogates, which a literal may hold, cannot be written to a file.
         text = inspect.cleandoc(doc).encode("utf-8", "replace").decode().strip()
         if words(text) >= FEWEST_WORDS:
-            found.append(Text(f"{name}:{getattr(node, 'lineno', 1)}", name, text))
+            texts.append(Text(f"{name}:{getattr(node, 'lineno', 1)}", name, text))
     if isinstance(node, ast.Module | ast.ClassDef):  # what is defined within a function has no name outside
         for inner in _definitions(node.body):
-            _visit(inner, f"{name}.{inner.name}", found)
+            _visit(inner, f"{name}.{inner.name}", texts)
 
 
 def _definitions(

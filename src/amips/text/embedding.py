@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 
 from amips.errors import AmipsError, VectorError
-from amips.files import differing, locked, read_json, read_manifest, sha256, write_json, write_manifest
+from amips.files import (
+    ADVICE,
+    check_output,
+    check_same,
+    local,
+    locked,
+    read_json,
+    read_manifest,
+    sha256,
+    write_json,
+    write_manifest,
+)
 from amips.progress import bar
 from amips.rowfiles import Columns, RowFiles
 from amips.text.encoders import DEFAULT, Encoder, canonical, open_encoder
@@ -21,7 +32,7 @@ from amips.text.texts import SKIP, Text, TextFile, distinct, read_texts
 from amips.vectors import Floats, inspect, open_vectors, row_norms
 
 MANIFEST, PLAN, PARTIAL, LOCK = "embed.json", "plan.json", "partial", ".lock"
-KIND, FORMAT = "embed", 1
+KIND, FORMAT, WHAT = "embed", 1, "a directory of embed"
 SHARD_BYTES = 1 << 26  # of text in a shard, whatever its number of texts
 TOLERANCE = 1e-3  # how far from 1 a norm may be
 
@@ -91,7 +102,7 @@ def embed(
         skip_empty: leave texts of white space out, and count them, instead of an error.
         progress: show progress bars when standard error is a terminal.
     """
-    out = Path(out)
+    out = local(out, AmipsError)
     if batch < 1 or shard < 1:
         raise AmipsError(f"batch={batch}, shard={shard}: each must be at least 1")
     if str(corpus) == str(queries) == "-":
@@ -145,29 +156,22 @@ def _plan(name: str, read: dict[str, _Read]) -> dict[str, Any]:
 
 def _check_place(out: Path, name: str) -> None:
     """Raise unless `out` is free, or begun or finished with this encoder."""
+    check_output(out, AmipsError, what=WHAT, marks=(MANIFEST, PLAN))
     for file in (MANIFEST, PLAN):
         if (out / file).is_file():
-            found = read_json(out / file, AmipsError)
-            if found.get("kind") != KIND:
-                raise AmipsError(f"{out} holds something else ({file} is not of embed); {_ADVICE}")
-            if "keys" in found:  # otherwise its call ended while it read the texts: nothing is made yet
-                _refuse_other(out, found, {**found, "encoder": name})
+            stated = read_json(out / file, AmipsError)
+            if stated.get("kind") != KIND:
+                raise AmipsError(f"{out} exists and is not {WHAT}: {file} is of something else; {ADVICE}")
+            if "keys" in stated:  # otherwise its call ended while it read the texts: nothing is made yet
+                _refuse_other(out, stated, {**stated, "encoder": name})
             return
-    if out.exists() and (not out.is_dir() or any(f.name[0] != "." for f in out.iterdir())):
-        raise AmipsError(f"{out} exists and is not a directory of embed; {_ADVICE}")
 
 
-_ADVICE = "choose another directory, or remove this one"
-
-
-def _refuse_other(out: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _refuse_other(out: Path, before: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raise if a directory was made, or begun, of something else; name what differs."""
-    names = {"keys": "corpus"}
-    old = {names.get(name, name): found.get(name) for name in ("encoder", "keys", "queries")}
-    new = {names.get(name, name): wanted.get(name) for name in ("encoder", "keys", "queries")}
-    if other := differing(old, new):
-        which = f": {old['encoder']}, not {new['encoder']}" if other == "encoder" else ""
-        raise AmipsError(f"{out} was made with other settings ({other}{which}); {_ADVICE}")
+    names = {"encoder": "encoder", "corpus": "keys", "queries": "queries"}
+    old, new = ({name: plan.get(field) for name, field in names.items()} for plan in (before, wanted))
+    check_same(out, old, new, AmipsError, "vectors")
 
 
 def _write_texts(out: Path, sources: dict[str, Source], name: str, skip_empty: bool) -> dict[str, _Read]:
@@ -194,11 +198,11 @@ def _read(source: Source, to: Path | None, skip_empty: bool) -> _Read:
     hashed, count = hashlib.sha256(), 0
     with nullcontext() if to is None else writing(to) as file:
         for text in texts:
-            made = line({"id": text.id, "title": text.title, "text": text.text})
-            hashed.update(made.encode())
+            record = line({"id": text.id, "title": text.title, "text": text.text})
+            hashed.update(record.encode())
             count += 1
             if file is not None:
-                file.write(made)
+                file.write(record)
         if count == 0:
             what = source if isinstance(source, (str, Path)) else "the texts given"
             raise AmipsError(f"{what}: there is no text in it")
@@ -250,12 +254,12 @@ def _end(texts: TextFile, start: int, shard: int) -> int:
 
 def _vectors(encoder: Encoder, texts: list[Text]) -> Floats:
     """Encode a batch; a row that cannot be used is an error that names its text."""
-    made = np.asarray(encoder.encode([text.whole for text in texts]), np.float32)
-    if made.shape != (len(texts), encoder.d):
+    vectors = np.asarray(encoder.encode([text.whole for text in texts]), np.float32)
+    if vectors.shape != (len(texts), encoder.d):
         raise VectorError(
-            f"{encoder.name} gave {list(made.shape)} for {len(texts)} texts, not d = {encoder.d}"
+            f"{encoder.name} gave {list(vectors.shape)} for {len(texts)} texts, not d = {encoder.d}"
         )
-    norms = row_norms(made)
+    norms = row_norms(vectors)
     wrong = ~(np.abs(norms - 1) < TOLERANCE)  # and so those that are not finite
     if wrong.any():
         first = int(wrong.argmax())
@@ -263,4 +267,4 @@ def _vectors(encoder: Encoder, texts: list[Text]) -> Floats:
             f"{encoder.name} gives text {texts[first].id!r} a vector of norm {norms[first]:.3g}, expected 1; "
             "remove the text, or use another encoder"
         )
-    return made
+    return vectors

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from amips.errors import AmipsError
+from amips.extras import check_extra
 from amips.vectors import Floats, row_norms
 
 PAPER = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "all-distilroberta-v1")  # the paper's three
@@ -83,7 +84,7 @@ class _Static:
     name = STATIC
 
     def __init__(self, threads: int | None) -> None:
-        _needs("wordllama")
+        check_extra("this encoder", "text", "wordllama")
         with _no_new_log_handlers():  # importing it turns on logging for the whole process
             from wordllama import WordLlama
         home = Path(str(importlib.util.find_spec("wordllama").origin)).parent  # type: ignore[union-attr]
@@ -98,23 +99,23 @@ class _Static:
 
     def encode(self, texts: list[str]) -> Floats:
         """See `Encoder`. Texts are pooled one by one: a row does not depend on the others of the call."""
-        made = np.zeros((len(texts), self.d), np.float32)
+        vectors = np.zeros((len(texts), self.d), np.float32)
         if self._parallel:
             encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         else:
             encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        for row, tokens in zip(made, encoded, strict=True):
+        for row, tokens in zip(vectors, encoded, strict=True):
             ids = np.minimum(np.asarray(tokens.ids, np.int64), len(self._table) - 1)
             for low in range(0, len(ids), _TOKENS):
                 row += self._table[ids[low : low + _TOKENS]].sum(axis=0)
-        return _unit(made)
+        return _unit(vectors)
 
 
 class _SentenceTransformer:
     """Any model of the sentence-transformers library."""
 
     def __init__(self, name: str, threads: int | None) -> None:
-        _needs("sentence_transformers")
+        check_extra("this encoder", "text", "sentence_transformers")
         self.name = canonical(name)
         self._threads = threads
         self._model = _load(name)
@@ -126,10 +127,10 @@ class _SentenceTransformer:
         if not texts:
             return np.zeros((0, self.d), np.float32)
         with _torch_threads(self._threads):
-            made = self._model.encode(
+            vectors = self._model.encode(
                 texts, batch_size=len(texts), show_progress_bar=False, convert_to_numpy=True
             )
-        return _unit(np.asarray(made, np.float32))
+        return _unit(np.asarray(vectors, np.float32))
 
 
 def _load(name: str) -> Any:
@@ -279,12 +280,6 @@ def _torch_threads(count: int | None) -> Iterator[None]:
     finally:
         if count is not None:
             torch.set_num_threads(before)
-
-
-def _needs(module: str) -> None:
-    """Raise unless a module is installed, without importing it: that takes seconds."""
-    if importlib.util.find_spec(module) is None:
-        raise AmipsError(f"this encoder needs {module.replace('_', '-')}; pip install 'amips[text]'")
 
 
 def _unit(rows: Floats) -> Floats:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from amips.errors import AmipsError
+from amips.files import check_output_file
 from amips.progress import bar
 from amips.text.digests import SIZE, Digests, digest
 from amips.text.lines import line, writing
@@ -66,7 +67,7 @@ class Cloze:
 
 
 @dataclass(frozen=True)
-class Made:
+class Counts:
     """How many texts there were, how many queries they gave, and how many of these were removed."""
 
     texts: int
@@ -109,8 +110,8 @@ def pseudo_queries(
     texts: Iterable[Text], *, per_text: int = 3, remove: float = 0.9, seed: int = 0
 ) -> Iterator[PseudoQuery]:
     """The queries of all texts in their order, each query once; memory for a digest of each."""
-    for made, _ in _all(texts, per_text, remove, seed):
-        yield from made.queries
+    for one, _ in _all(texts, per_text, remove, seed):
+        yield from one.queries
 
 
 def queries(
@@ -122,7 +123,7 @@ def queries(
     remove: float = 0.9,
     seed: int = 0,
     progress: bool = False,
-) -> Made:
+) -> Counts:
     """Write the pseudo-queries of a corpus as JSON lines: _id, text, source, kind, removed.
 
     `source` is the id of the passage that a query came from: split by it.
@@ -136,18 +137,18 @@ def queries(
         remove: The probability with which a sentence is removed, where the rule above allows it.
     """
     _check(per_text, remove)
-    paths = [Path(p).resolve() for p in (out, corpus_out) if p is not None]
+    paths = [check_output_file(p, AmipsError).resolve() for p in (out, corpus_out) if p is not None]
     if isinstance(corpus, str | Path):
         paths.append(Path(corpus).resolve())
     if len(set(paths)) < len(paths):
         raise AmipsError("the corpus, out and corpus_out must be different files")
     texts = read_texts(corpus, empty=True) if isinstance(corpus, str | Path) else corpus
-    count = made = removed = duplicates = 0
+    count = asked = removed = duplicates = 0
     with ExitStack() as stack:
-        shown = stack.enter_context(bar(0, "queries", "text", progress))
+        shown = stack.enter_context(bar(0, "queries", "texts", progress))
         # Entered in this order, closed in the other: the corpus is in place before the queries that need it.
-        to = stack.enter_context(writing(Path(out)))
-        kept = None if corpus_out is None else stack.enter_context(writing(Path(corpus_out)))
+        to = stack.enter_context(writing(out))
+        kept = None if corpus_out is None else stack.enter_context(writing(corpus_out))
         for one, lost in _all(texts, per_text, remove if kept is not None else 0.0, seed):
             for query in one.queries:
                 record = {"_id": query.id, "text": query.text, "source": query.source}
@@ -155,15 +156,15 @@ def queries(
             if kept is not None:
                 passage = one.passage
                 kept.write(line({"_id": passage.id, "title": passage.title, "text": passage.text}))
-            count, made, duplicates = count + 1, made + len(one.queries), duplicates + lost
+            count, asked, duplicates = count + 1, asked + len(one.queries), duplicates + lost
             removed += sum(query.removed for query in one.queries)
             shown.update()
-        if made == 0:
+        if asked == 0:
             raise AmipsError(
                 f"none of {count:,} texts has a title or a sentence of {SHORTEST} to {LONGEST} words: "
                 "no queries can be made of them"
             )
-    return Made(count, made, removed, duplicates)
+    return Counts(count, asked, removed, duplicates)
 
 
 def _all(texts: Iterable[Text], per_text: int, remove: float, seed: int) -> Iterator[tuple[Cloze, int]]:
@@ -176,9 +177,9 @@ def _all(texts: Iterable[Text], per_text: int, remove: float, seed: int) -> Iter
             if before == entry:  # the same text again has nothing more to ask
                 continue
             raise AmipsError(f"two texts have the id {text.id!r}: give every text its own")
-        made = cloze(text, per_text=per_text, remove=remove, seed=seed)
-        new = [query for query in made.queries if asked.put(digest(query.text)) is None]
-        yield Cloze(made.passage, new), len(made.queries) - len(new)
+        one = cloze(text, per_text=per_text, remove=remove, seed=seed)
+        new = [query for query in one.queries if asked.put(digest(query.text)) is None]
+        yield Cloze(one.passage, new), len(one.queries) - len(new)
 
 
 def _check(per_text: int, remove: float) -> None:

@@ -32,7 +32,7 @@ def words(text: str) -> int:
 
 def sentences(text: str) -> list[tuple[int, int]]:
     """Where the sentences of a text are: (start, end) in order, without the white space around them."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     start = 0
     breaks = [*((m.start(), m.end()) for m in _PARAGRAPH.finditer(text)), (len(text), len(text))]
     for end, following in breaks:
@@ -40,10 +40,10 @@ def sentences(text: str) -> list[tuple[int, int]]:
             part = text[start:stop]
             if kept := part.strip():
                 first = start + len(part) - len(part.lstrip())
-                found.append((first, first + len(kept)))
+                spans.append((first, first + len(kept)))
             start = stop
         start = following
-    return found
+    return spans
 
 
 def _ends(text: str, stop: re.Match[str], end: int) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from amips.errors import AmipsError
+from amips.extras import needs_extra
 
 Record = dict[str, Any]
 Part = Literal["corpus", "queries", "qrels", "generated"]
@@ -40,14 +41,8 @@ class Hub:
 
     def read(self, part: Part) -> Iterator[Record]:
         """The records of a part, in order."""
-        try:
+        with needs_extra("data from the Hugging Face Hub", "text", "datasets"):
             import datasets
-        except ModuleNotFoundError as problem:
-            if problem.name != "datasets":
-                raise
-            raise AmipsError(
-                "data from the Hugging Face Hub needs datasets; pip install 'amips[text]'"
-            ) from None
         suffix, config, split = PARTS[part]
         repository = f"{HUB}{self.short}{suffix}"
         # Ids are strings that often look like numbers: without this they would be read as such.
@@ -108,17 +103,17 @@ class Local:
         folder, split = self._folder(part), PARTS[part][2]
         if not folder.is_dir():
             raise AmipsError(f"{folder} does not exist: download {HUB}{folder.name} to it")
-        found: dict[str, list[Path]] = {}
+        files: dict[str, list[Path]] = {}
         for path in sorted(folder.rglob("*")):
             parts = path.relative_to(folder).parts
             ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
             hidden = any(name.startswith(".") for name in parts)  # .cache, where `hf download` keeps notes
             named = any(name.split(".")[0].split("-")[0] == split for name in parts)
             if ending is not None and named and not hidden and path.is_file():
-                found.setdefault(ending, []).append(path)
-        if not found:
+                files.setdefault(ending, []).append(path)
+        if not files:
             raise AmipsError(f"{folder} has no file of {split} that ends in {', '.join(ENDINGS)}")
-        return min(found.items(), key=lambda item: ENDINGS.index(item[0]))[1]
+        return min(files.items(), key=lambda item: ENDINGS.index(item[0]))[1]
 
 
 @contextmanager
@@ -156,10 +151,8 @@ def _opened(file: Path) -> IO[str]:
 
 
 def _parquet(file: Path) -> Iterator[Record]:
-    try:
+    with needs_extra(f"reading {file}", "formats", "pyarrow"):
         import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise AmipsError(f"{file} needs pyarrow; pip install 'amips[formats]'") from None
     with pyarrow.parquet.ParquetFile(file) as table:
         for batch in table.iter_batches(batch_size=1024):
             yield from batch.to_pylist()

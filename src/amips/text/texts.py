@@ -280,12 +280,12 @@ def _from_json(line: str, number: int) -> Text:
         raise ValueError(f"no text: its field `text` is {'missing' if text is None else _kind(text)}")
     if not isinstance(title, (str, type(None))):
         raise ValueError(f"the title is {_kind(title)}, expected a string")
-    made = Text(str(name), (title or "").strip(), text.strip())
+    parsed = Text(str(name), (title or "").strip(), text.strip())
     try:
-        f"{made.id}{made.title}{made.text}".encode()
+        f"{parsed.id}{parsed.title}{parsed.text}".encode()
     except UnicodeEncodeError:  # JSON can write it, UTF-8 and tokenizers cannot
         raise ValueError("not valid Unicode: half of a surrogate pair") from None
-    return made
+    return parsed
 
 
 def _kind(value: Any) -> str:

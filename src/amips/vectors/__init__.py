@@ -6,6 +6,7 @@ float32 rows and nothing larger than the block asked for is ever converted or co
 
 from amips.vectors.checks import Facts, first_equal, inspect, row_norms
 from amips.vectors.formats import open_vectors
+from amips.vectors.ids import read_ids
 from amips.vectors.vectors import Floats, Vectors
 
-__all__ = ["Facts", "Floats", "Vectors", "first_equal", "inspect", "open_vectors", "row_norms"]
+__all__ = ["Facts", "Floats", "Vectors", "first_equal", "inspect", "open_vectors", "read_ids", "row_norms"]

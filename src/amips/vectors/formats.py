@@ -1,12 +1,10 @@
-"""Vector file formats at the door: npy, the fvecs and fbin families, HDF5, Parquet and Arrow.
+"""Vectors at the door: arrays, data frames, and files (npy, fvecs and fbin families, HDF5, Parquet, Arrow).
 
 Each reader gives a `Vectors` with a function that reads a range of rows from the file into
 fresh memory. Blocks are read, not mapped, so that a pass over a large file does not fill the memory with
 its pages; the memory map beside it is for scattered access.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import VectorError
+from amips.extras import needs_extra
+from amips.files import is_address
+from amips.vectors.arrow import ARROW, from_arrow, open_arrow
+from amips.vectors.frames import from_frame, is_frame, stacked
+from amips.vectors.reading import Read, check_table, checked, one_line
 from amips.vectors.vectors import Vectors
-
-Read = Callable[[int, int], NDArray[Any]]
 
 # Element type of one value, by file ending.
 VECS: dict[str, np.dtype[Any]] = {
@@ -31,34 +32,33 @@ BINS: dict[str, np.dtype[Any]] = {
     ".i8bin": np.dtype("i1"),
 }
 HDF5 = (".hdf5", ".h5")
-ARROW = (".parquet", ".arrow", ".feather")
 
 
-def check_table(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
-    """Raise VectorError unless this is a two-dimensional table of numbers."""
-    if len(shape) != 2:
-        raise VectorError(f"{name}: expected a table of shape [n, d], got shape {list(shape)}")
-    if dtype.kind not in "fiu":
-        raise VectorError(f"{name}: values of type {dtype} are not numbers; use float32, float16 or int8")
+def open_vectors(source: Any, role: str = "keys", *, single: bool = False) -> Vectors:
+    """Open keys or queries from an array, a data frame or a file.
 
-
-def open_vectors(source: Vectors | NDArray[Any] | str | Path, role: str = "keys") -> Vectors:
-    """Open keys or queries from an array or a file.
+    In memory: anything that numpy reads as a table of numbers (arrays, lists of lists, torch tensors), a data
+    frame of pandas or polars or an Arrow table or record batch (its only column of vectors is read), or such
+    a column itself.
 
     Files: .npy, .fvecs .bvecs .ivecs, .fbin .u8bin .i8bin .ibin, .hdf5 .h5 (ann-benchmarks and VIBE),
     .parquet .arrow .feather. After a colon a data set or column may be named: `data.hdf5:learn`,
     `data.parquet:embedding`. Without it an HDF5 file gives `train` as keys and `learn`, or else `test`,
     as queries; a Parquet file gives its only list column.
+
+    Args:
+        role: what they are, for messages and for HDF5 files: "keys" or "queries".
+        single: one vector, of shape [d], counts as a table of one row.
     """
     if isinstance(source, Vectors):
         return source
-    if isinstance(source, (str, Path)):
-        vectors = _open_file(str(source), role)
+    if isinstance(source, str | Path):
+        vectors = _open_file(str(source), role, single)
+    elif type(source).__module__.partition(".")[0] == "pyarrow":
+        with one_line(f"{role} are not a table of numbers"):
+            vectors = from_arrow(source, role)
     else:
-        with _one_line(f"{role} are not a table of numbers"):
-            array = np.asarray(source)
-        check_table(array.shape, array.dtype, role)
-        vectors = Vectors(role, array.shape[0], array.shape[1], lambda a, b: array[a:b], array)
+        vectors = _in_memory(source, role, single)
     if vectors.n == 0:
         raise VectorError(f"{vectors.name}: no rows; at least one vector is needed")
     if vectors.d == 0:
@@ -66,16 +66,33 @@ def open_vectors(source: Vectors | NDArray[Any] | str | Path, role: str = "keys"
     return vectors
 
 
-def _open_file(source: str, role: str) -> Vectors:
+def _in_memory(source: Any, role: str, single: bool) -> Vectors:
+    name = role
+    with one_line(f"{role} are not a table of numbers"):
+        if is_frame(source):
+            name, source = from_frame(source, role)
+        array = np.asarray(source)
+        if array.dtype == object and array.ndim == 1 and len(array):
+            array = stacked(array, name)
+    if single and array.ndim == 1:
+        array = array[None]
+    check_table(array.shape, array.dtype, name)
+    n, d = array.shape
+    return Vectors(name, n, d, lambda start, stop: array[start:stop], array)
+
+
+def _open_file(source: str, role: str, single: bool) -> Vectors:
+    if is_address(source):
+        raise VectorError(f"{source} is an address, not a file: copy it to this machine first")
     path, inner = _split_inner(source)
     if not path.exists():
         raise VectorError(f"{path} does not exist")
     if path.is_dir():
         raise VectorError(f"{path} is a directory; give the vector file inside it")
     ending = path.suffix.lower()
-    with _one_line(f"{path} is not a readable {ending} file"):
+    with one_line(f"{path} is not a readable {ending} file"):
         if ending == ".npy":
-            return _open_npy(path)
+            return _open_npy(path, single)
         if ending in VECS:
             return _open_vecs(path, VECS[ending])
         if ending in BINS:
@@ -83,7 +100,7 @@ def _open_file(source: str, role: str) -> Vectors:
         if ending in HDF5:
             return _open_hdf5(path, inner, role)
         if ending in ARROW:
-            return _open_arrow(path, inner)
+            return open_arrow(path, inner)
     known = " ".join([".npy", *VECS, *BINS, *HDF5, *ARROW])
     raise VectorError(f"{path}: unknown kind of vector file {ending!r}; known: {known}")
 
@@ -108,31 +125,11 @@ def _flat_reader(path: Path, dtype: np.dtype[Any], offset: int, columns: int) ->
     return read
 
 
-@contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Turn any error into one line of VectorError: libraries raise nearly anything on damaged files."""
-    try:
-        yield
-    except VectorError:
-        raise
-    except Exception as problem:
-        reason = " ".join(str(problem).split())
-        raise VectorError(f"{what}: {reason or type(problem).__name__}") from None
-
-
-def _checked(path: Path, read: Read) -> Read:
-    """`read`, whose errors become one line that names the file."""
-
-    def checked(start: int, stop: int) -> NDArray[Any]:
-        with _one_line(f"{path} is damaged in or near rows {start} to {stop}"):
-            return read(start, stop)
-
-    return checked
-
-
-def _open_npy(path: Path) -> Vectors:
+def _open_npy(path: Path, single: bool) -> Vectors:
     with np.errstate(over="ignore"):
-        array = np.lib.format.open_memmap(path, mode="r")
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+    if single and array.ndim == 1:
+        array = array.reshape(1, -1)
     check_table(array.shape, array.dtype, str(path))
     n, d = array.shape
     if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
@@ -178,10 +175,8 @@ def _open_bin(path: Path, dtype: np.dtype[Any]) -> Vectors:
 
 
 def _open_hdf5(path: Path, inner: str | None, role: str) -> Vectors:
-    try:
+    with needs_extra(f"reading {path}", "formats", "h5py"):
         import h5py
-    except ImportError:
-        raise VectorError(f"{path}: reading HDF5 needs h5py; pip install 'amips[formats]'") from None
     file = h5py.File(path, "r")
     wanted = [inner] if inner else ["train"] if role == "keys" else ["learn", "test"]
     name = next((w for w in wanted if isinstance(file.get(w), h5py.Dataset)), None)
@@ -191,78 +186,4 @@ def _open_hdf5(path: Path, inner: str | None, role: str) -> Vectors:
     data = file[name]
     check_table(data.shape or (), data.dtype, f"{path}:{name}")
     n, d = data.shape
-    return Vectors(f"{path}:{name}", n, d, _checked(path, lambda a, b: np.asarray(data[a:b])))
-
-
-def _open_arrow(path: Path, inner: str | None) -> Vectors:
-    try:
-        import pyarrow as pa
-        import pyarrow.feather
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise VectorError(f"{path}: reading it needs pyarrow; pip install 'amips[formats]'") from None
-    if path.suffix.lower() == ".parquet":
-        file = pq.ParquetFile(path)
-        schema = file.schema_arrow
-        sizes = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
-
-        def group(g: int, column: str) -> Any:
-            return file.read_row_group(g, columns=[column]).column(column)
-    else:
-        table = pyarrow.feather.read_table(path, memory_map=True)
-        schema = table.schema
-        sizes = [len(chunk) for chunk in table.column(0).chunks] if table.num_columns else []
-
-        def group(g: int, column: str) -> Any:
-            start = sum(sizes[:g])
-            return table.column(column).slice(start, sizes[g])
-
-    def is_list(kind: Any) -> bool:
-        kinds = pa.types
-        return bool(kinds.is_fixed_size_list(kind) or kinds.is_list(kind) or kinds.is_large_list(kind))
-
-    lists = [field.name for field in schema if is_list(field.type)]
-    if inner is None and len(lists) != 1:
-        raise VectorError(f"{path}: {len(lists)} list columns {lists}; name the one to read: {path}:NAME")
-    column = inner or lists[0]
-    if column not in lists:
-        raise VectorError(f"{path}: no list column {column!r}; it has {lists}")
-    starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    kind = schema.field(column).type
-    fixed = kind.list_size if pa.types.is_fixed_size_list(kind) else None
-    cache: dict[int, NDArray[Any]] = {}
-
-    def rows_of(g: int) -> NDArray[Any]:
-        """One row group as a table; the last one read is kept, since blocks are smaller than groups."""
-        if g not in cache:
-            cells = group(g, column).combine_chunks()
-            cells = cells.chunk(0) if isinstance(cells, pa.ChunkedArray) else cells
-            cells.validate(full=True)  # offsets of a damaged file could point anywhere
-            if cells.null_count:
-                raise VectorError(f"{path}:{column} has an empty cell in rows {starts[g]} to {starts[g + 1]}")
-            flat = cells.flatten().to_numpy(zero_copy_only=False)
-            width = fixed if fixed is not None else len(flat) // max(1, len(cells))
-            if fixed is None and (np.diff(cells.offsets.to_numpy()) != width).any():
-                raise VectorError(f"{path}:{column}: lists differ in length near row {starts[g]}")
-            cache.clear()
-            cache[g] = flat.reshape(len(cells), width)
-        return cache[g]
-
-    def read(start: int, stop: int) -> NDArray[Any]:
-        parts = []
-        for g in range(int(np.searchsorted(starts, start, "right")) - 1, len(sizes)):
-            if starts[g] >= stop:
-                break
-            part = rows_of(g)
-            if part.shape[1] != d:
-                raise VectorError(f"{path}:{column}: row {starts[g]} has dimension {part.shape[1]}, not {d}")
-            parts.append(part[max(0, start - starts[g]) : stop - starts[g]])
-        return np.concatenate(parts) if parts else np.empty((0, d), np.float32)
-
-    filled = next((g for g, size in enumerate(sizes) if size), None)
-    if filled is None:
-        return Vectors(f"{path}:{column}", 0, fixed or 0, read)
-    sample = rows_of(filled)
-    check_table(sample.shape, sample.dtype, f"{path}:{column}")
-    d = sample.shape[1]
-    return Vectors(f"{path}:{column}", int(starts[-1]), d, _checked(path, read))
+    return Vectors(f"{path}:{name}", n, d, checked(str(path), lambda a, b: np.asarray(data[a:b])))

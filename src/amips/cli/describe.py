@@ -1,0 +1,118 @@
+"""info: what a directory holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+import amips
+from amips.cli.options import cli, path, points_table, print_summary
+from amips.files import stated_kinds
+from amips.nets import DESCRIPTION, load_model
+from amips.search import Point, Searcher, read_bundle
+from amips.task import SPLITS, load_task
+
+
+@cli.command()
+@click.argument("path", type=path)
+@click.option(
+    "--design", is_flag=True, help="Print the design of a bundle as JSON, for amips build --design."
+)
+def info(path: Path, design: bool) -> None:
+    """Print what PATH holds.
+
+    PATH is a bundle, a task, a training run or the results of a bench. Of a bundle: its design, the recall
+    that it serves, the report of amips fit, and what was measured.
+    """
+    if not path.exists():
+        raise amips.AmipsError(f"{path} does not exist")
+    kinds = stated_kinds(path) if path.is_dir() else set()
+    if "bundle" in kinds:
+        _bundle(path, design)
+    elif design:
+        raise amips.AmipsError(f"{path} is not a bundle: it has no design")
+    elif "task" in kinds:
+        _task(path)
+    elif (path / DESCRIPTION).exists():
+        _run(path)
+    elif kinds & {"summary", "results"}:
+        from amips.bench import load_summary
+
+        print_summary(load_summary(path), path)
+    elif "run" in kinds:
+        click.echo(f"{path}: an unfinished run; continue it with amips train ... --resume")
+    else:
+        raise amips.AmipsError(f"{path} is not a bundle, a task, a run or results of amips")
+
+
+def _bundle(path: Path, design: bool) -> None:
+    manifest, _, _ = read_bundle(path, verify=False)
+    if "design" not in manifest:  # beside a FAISS index, which stays where it is
+        if design:
+            raise amips.AmipsError(f"{path} routes a FAISS index of your own: it has no design")
+        return _wrapped(path, manifest)
+    index: Searcher = amips.load(path, verify=False, mmap=True)
+    if design:
+        if index.design is None:
+            raise amips.AmipsError(f"{path} was put together by hand: it has no design")
+        click.echo(json.dumps(index.design.to_json(), indent=1))
+        return None
+    words = _words(index) if index.design is None else index.design.describe()
+    facts = [("keys", f"{index.n:,}"), ("dimension", f"{index.d}"), ("design", words)]
+    if index.target_recall is not None:
+        facts.append(("serves recall@10", f"{index.target_recall:g}"))
+    if index.spilled:
+        facts.append(("keys in a second cell", f"{index.spilled:,}"))
+    facts += [("routing FLOPs", f"{index.router.flops:,}"), ("keys SHA-256", index.fingerprint[:16])]
+    _print_facts("bundle", path, facts)
+    if index.report is not None:
+        click.echo(f"\n{index.report}")
+    _print_points(index.points, index.n, index.d)
+    return None
+
+
+def _words(index: Searcher) -> str:
+    return f"{index.c:,} cells; routed by {index.router.name}; {index.store.storage} storage"
+
+
+def _wrapped(path: Path, manifest: dict[str, Any]) -> None:
+    facts = [("keys", f"{manifest['n']:,}"), ("FAISS index", str(manifest.get("file") or "not known"))]
+    if manifest.get("target_recall") is not None:
+        facts.append(("serves recall@10", f"{manifest['target_recall']:g}"))
+    _print_facts("wrapped FAISS index", path, facts)
+    _print_points([Point(**point) for point in manifest["points"]], manifest["n"], manifest["d"])
+
+
+def _print_points(points: list[Point], n: int, d: int) -> None:
+    if points:
+        click.echo("\non val queries, keys and FLOPs as shares of a full scan:\n")
+        click.echo(points_table(points, n, d))
+
+
+def _task(path: Path) -> None:
+    task = load_task(path)
+    aware = {None: "brought along", 0.0: "plain k-means"}
+    cells = aware.get(task.query_aware, f"query-aware, strength {task.query_aware}")
+    facts = [("keys", f"{task.n:,}"), ("dimension", f"{task.d}"), ("cells", f"{task.c:,} ({cells})")]
+    facts += [("imbalance", f"{task.cells.imbalance:.2f}")]
+    facts += [("unit norm", "yes" if task.facts["unit_norm"] else "no")]
+    facts += [(f"{split} queries", f"{len(getattr(task, split)):,}") for split in SPLITS]
+    facts += [("top keys a query", f"{task.train.top_ids.shape[1]}")]
+    facts += [("targets of each cell", "yes" if task.has_cell_targets else "no")]
+    _print_facts("task", path, [*facts, ("keys SHA-256", task.fingerprint[:16])])
+
+
+def _run(path: Path) -> None:
+    model = load_model(path)
+    facts = [(name, str(value)) for name, value in model.architecture.to_json().items()]
+    facts += [("parameters", f"{model.architecture.parameters:,}")]
+    facts += [(name, f"{model.about[name]:,}") for name in ("samples", "seconds") if name in model.about]
+    facts += [(f"val {name}", f"{value:.4f}") for name, value in model.about.get("val", {}).items()]
+    _print_facts("run", path, facts)
+
+
+def _print_facts(kind: str, path: Path, facts: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in [*facts, (kind, "")])
+    for name, value in [(kind, str(path)), *facts]:
+        click.echo(f"{name.ljust(width)}  {value}")

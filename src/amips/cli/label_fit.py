@@ -1,0 +1,93 @@
+"""label, fit: from vectors to a task, and all the way to a bundle."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import amips
+from amips.cli.options import IDS_HELP, cli, output, size
+from amips.tables import text_table
+from amips.task import SPLITS
+from amips.vectors import read_ids
+
+
+@cli.command()
+@click.argument("keys")
+@click.argument("queries")
+@click.option("--out", required=True, type=output, help="The task directory to make.")
+@click.option("--preset", type=click.Choice(["paper"]), help="Begin with the paper's settings.")
+@click.option("--cells", type=int, help="Cells (FAISS: nlist); 1 means none.  [default: about 4 sqrt(n)]")
+@click.option(
+    "--query-aware",
+    type=float,
+    help="How far keys move towards their queries before k-means; 0: plain cells.  [default: 1.5]",
+)
+@click.option("--plain", is_flag=True, help="k-means by Euclidean distance instead of spherical.")
+@click.option("--runs", default=1, help="k-means runs; the most even one is kept.")
+@click.option("--copies", type=int, help="Noisy copies of each training query.  [default: 0]")
+@click.option("--noise", default=0.02, help="Standard deviation of the noise, relative to the norm.")
+@click.option("--val", type=int, help="Distinct queries for choosing.  [default: 1000, a fifth at most]")
+@click.option("--test", type=int, help="Distinct queries for reporting.  [default: 1000, a fifth at most]")
+@click.option(
+    "--split", help="A file with train, val or test for each query: .npy, FILE.parquet:COLUMN, text."
+)
+@click.option("-k", default=10, help="Top keys to store for each query.")
+@click.option(
+    "--cell-targets", is_flag=True, default=None, help="Also the top key of every cell of each query."
+)
+@click.option("--seed", default=0)
+@click.option("--keep-zero", is_flag=True, help="Allow keys that are all zero.")
+@click.option("--memory", type=size, default="1G", help="Bound on the working set of exact search.")
+def label(
+    out: Path, keys: str, queries: str, plain: bool, keep_zero: bool, split: str | None, **options: Any
+) -> None:
+    """Make a task of KEYS and QUERIES.
+
+    Splits the queries, finds the exact top keys of every one, and partitions the keys into cells. Both are
+    vector files: .npy, .fvecs, .fbin, .hdf5, .parquet (FILE.parquet:COLUMN), ... An interrupted command
+    continues when it is given again. SupportNet and KeyNet need --cell-targets; linear and max-affine
+    routers do not.
+    """
+    options |= {"spherical": not plain, "zero": "keep" if keep_zero else "error"}
+    if split is not None:
+        options["split"] = read_ids(split, unique=False)
+    task = amips.label(keys, queries, out=out, progress=True, **options)
+    rows = [[name, f"{len(getattr(task, name)):,}"] for name in SPLITS]
+    click.echo(f"{task.path}: {task.n:,} keys, d = {task.d}, {task.c:,} cells")
+    click.echo(f"imbalance {task.cells.imbalance:.2f}, duplicate queries {task.facts['duplicate_queries']:,}")
+    click.echo(text_table(["queries", "rows"], rows))
+
+
+@cli.command()
+@click.argument("keys")
+@click.argument("queries")
+@click.option("--out", required=True, type=output, help="The bundle to make or replace.")
+@click.option("--minutes", default=5.0, help="How long it may take, roughly.")
+@click.option("--recall", default=0.95, help="The recall@10 at which cost is to be least.")
+@click.option(
+    "--objective",
+    type=click.Choice(["flops", "latency", "throughput"]),
+    default="flops",
+    help="What is to be least.",
+)
+@click.option("--cells", type=int, help="How many cells (FAISS: nlist).  [default: the best of several]")
+@click.option(
+    "--storage",
+    type=click.Choice(["flat", "sq8", "pq", "lean"]),
+    help="How keys are stored.  [default: the cheaper of flat and lean]",
+)
+@click.option(
+    "--spill-fraction", type=float, help="Fraction of the keys that get a second cell.  [default: what pays]"
+)
+@click.option("--ids", help=IDS_HELP)
+@click.option("--seed", default=0)
+@click.option("--quiet", is_flag=True, help="Print nothing.")
+def fit(keys: str, queries: str, **options: Any) -> None:
+    """Choose and build the cheapest index of KEYS.
+
+    Cheapest for queries like those in QUERIES, at a recall. Designs are compared on held-out queries, and
+    what is gained over plain IVF is measured on others. An interrupted command continues when it is given
+    again.
+    """
+    amips.fit(keys, queries, **options)
