@@ -3,10 +3,15 @@
 import importlib.util
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
+import amips
 from amips.backends.backend import Backend
+from amips.design import Design
+from amips.nets import Linear, Recipe
 from amips.rowfiles import JOURNAL
 
 ROOT = Path(__file__).parent.parent
@@ -25,11 +30,28 @@ def make_world(n, m, d, seed):
     share = rng.random((m, 1))
     first, second = centres[rng.integers(count, size=(2, m))]
     queries = share * first + (1 - share) * second + 0.7 * shift + 0.3 * rng.standard_normal((m, d))
-    return _unit(keys), _unit(queries)
+    return unit(keys), unit(queries)
 
 
-def _unit(rows):
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+def generate(n, m, d, seed=0):
+    """Topics with variation in directions of falling weight; queries say less, in a style of their own."""
+    rng = np.random.default_rng(seed)
+    weight = 1 / np.sqrt(1 + np.arange(d))
+    topics = rng.standard_normal((n // 50, d))
+    keys = unit((topics[rng.integers(0, len(topics), n)] + 0.8 * rng.standard_normal((n, d))) * weight)
+    asked = keys[rng.integers(0, n, m)] * np.where(np.arange(d) < d // 3, 1.0, 0.4)
+    style = unit(rng.standard_normal((1, d)) * weight)
+    noise = rng.standard_normal((m, d)) * weight / np.linalg.norm(weight)
+    return keys, unit(asked + 0.7 * style + 0.5 * noise)
+
+
+def unit(x):
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def with_linear(cells, **fields):
+    """Plain IVF but for what chooses cells: a trained linear router of full rank."""
+    return replace(Design.plain(cells), **{"router": Linear(rank=0), "recipe": Recipe(), **fields})
 
 
 def journal_rows(folder):
@@ -54,7 +76,7 @@ def kill_when(process, ready, seconds=60):
 
 
 class Silent(Backend):
-    """An engine that looks at the first quarters of the keys, and tells nothing of it."""
+    """A backend that looks at the first quarters of the keys, and tells nothing of it."""
 
     title, budget = "ScaNN", "nothing"
 
@@ -90,3 +112,8 @@ def load_script(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def plain_build(task, model=None, **options):
+    """`amips.build` of the simplest index, each key in one cell and in float32, but for what options say."""
+    return amips.build(task, model, **{"storage": "flat", "spill_fraction": 0.0, **options})

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import amips
+from helpers import ROOT
 
 PACKAGE = Path(amips.__file__).parent
 
 # A room may import from rooms before it only.
 ORDER = [
-    *("version", "errors", "files", "progress", "table"),  # foundations
+    *("version", "errors", "extras", "files", "progress", "tables"),  # foundations
     "blas",
     "vectors",
     "rowfiles",
@@ -23,20 +24,23 @@ ORDER = [
     "metrics",
     "task",
     "nets",
+    "routers",
     "learn",
-    "route",
+    "design",
     "index",
     "search",
-    "engines",
-    "fit",
+    "builder",
+    "fitting",
+    "backends",
     "bench",
     "text",
     "cli",
 ]
 DOORS = ("__init__", "__main__")  # of the package itself: they open every room
-WITHOUT_LEARN = ("route", "index", "search", "engines")
-MAY_IMPORT_TORCH = ("learn", "bench", "text")
-WITHOUT_TORCH = ("nets", "route", "index", "search", "engines")
+WITHOUT_LEARN = ("routers", "design", "index", "search", "backends")
+MAY_IMPORT_TORCH = ("learn", "text")
+WITHOUT_TORCH = ("nets", "routers", "design", "index", "search", "builder", "backends")
+OUTSIDE = ("paper", "benchmarks", "examples")  # of the wheel: they come in by the doors, as anyone does
 
 
 def modules():
@@ -93,6 +97,37 @@ def wrong_imports(room, name, source, is_package=False):
     return wrong
 
 
+def past_the_door(room, name, source, is_package=False):
+    """Imports that reach into a module of another room, instead of taking what its `__init__` offers."""
+    return [
+        target
+        for target in imported(source, name, is_package)
+        if room_of(target) not in (None, "amips", room)
+        and len(target.split(".")) >= 3
+        and (PACKAGE.joinpath(*target.split(".")[1:3]).with_suffix(".py")).exists()
+    ]
+
+
+@pytest.mark.parametrize(("room", "name", "path"), modules(), ids=[name for _, name, _ in modules()])
+def test_rooms_are_entered_by_the_door(room, name, path):
+    assert past_the_door(room, name, path.read_text(), path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for folder in OUTSIDE for path in sorted((ROOT / folder).rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_what_is_outside_comes_in_by_the_door(path):
+    assert past_the_door(None, path.stem, path.read_text()) == []
+
+
+def test_a_way_past_the_door_is_noticed():
+    assert past_the_door("bench", "amips.bench.x", "from amips.search.points import Point") != []
+    assert past_the_door("bench", "amips.bench.x", "from amips.search import Point") == []
+    assert past_the_door("search", "amips.search.x", "from amips.search.points import Point") == []
+
+
 def test_every_room_has_its_place():
     rooms = {room for room, _, _ in modules()}
     assert rooms - set(ORDER) == set()
@@ -112,7 +147,7 @@ def test_rooms_import_only_from_rooms_before_them(room, name, path):
         ("exact", "import amips.task"),
         ("cells", "from amips import task"),
         ("cells", "from .. import task"),
-        ("route", "from . import search"),
+        ("design", "from . import search"),
         ("nets", "def f():\n    from amips.learn import train"),
         ("nets", "def f():\n    import torch.nn as nn"),
         ("task", "from torch import nn"),

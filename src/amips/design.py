@@ -1,9 +1,10 @@
 """A design: all that an index is made of, as one value.
 
-    Design(cells=1265, query_aware=1.5, router=Linear(rank=128), spill_fraction=0.5, storage="lean", dimensions=160)
+    Design(cells=1265, router=Linear(rank=128), spill_fraction=0.5, storage="lean", dimensions=160)
 
-`amips.build` makes the index of a design, `amips.fit` searches over designs on held-out queries, `amips.bench`
-measures them, and a bundle stores the one that it was made of. Nothing else says what an index is.
+`amips.build` makes the index of a design, `amips.fit` searches over designs on held-out queries,
+`amips.bench` measures them, and a bundle stores the one that it was made of. Nothing else says what an index
+is.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ Stop = Literal["mass", "probes"]
 RouterSpec = Linear | MaxAffine | SupportNet | KeyNet
 
 OWN = "own"  # a router that was brought along: any object with `scores(x)`
+LINEAR, RECIPE = Linear(), Recipe()  # frozen, so that designs can share them
 SPILL_FRACTION = 0.5  # of the keys that get a second cell, where nothing else is known
 
 
@@ -31,25 +33,27 @@ class Design:
 
     Args:
         cells: how many (FAISS calls it nlist).
-        query_aware: how strongly cells follow the queries that want their keys, see `amips.cells.query_aware`;
-            0 is plain spherical k-means, None means cells that were given, by hand or by a FAISS index.
-        router: what chooses cells: `Linear(rank=...)`, `MaxAffine(...)`, `SupportNet(...)`, `KeyNet(...)`; None
-            for centroids; "own" for a router that was brought along.
+        query_aware: how strongly cells follow the queries that want their keys, see
+            `amips.cells.query_aware`; 0 is plain spherical k-means, None means cells that were given, by hand
+            or by a FAISS index.
+        router: what chooses cells: `Linear(rank=...)`, `MaxAffine(...)`, `SupportNet(...)`, `KeyNet(...)`;
+            None for centroids; "own" for a router that was brought along.
         recipe: how the router is trained; None leaves a linear or max-affine router where training begins, at
             the centroids as the projected query sees them.
         stop: "mass" probes, for each query, the cells that are expected to hold enough of its top keys;
             "probes" the same number for all.
         spill_fraction: of the keys, that are put into a second cell, too (see `amips.search.spill`).
-        storage: "flat" keeps float32 keys; "sq8" 8 bits a value, "pq" product-quantised codes, "lean" 4 bits a
-            value of a projection to `dimensions`. All but the first score candidates again with float32 keys.
+        storage: "flat" keeps float32 keys; "sq8" 8 bits a value, "pq" product-quantised codes, "lean" 4 bits
+            a value of a projection to `dimensions`. All but the first score candidates again with float32
+            keys.
         dimensions: of lean storage.
         structure: how keys are found; "cells" is the only one so far.
     """
 
     cells: int
     query_aware: float | None = STRENGTH
-    router: RouterSpec | Literal["own"] | None = Linear()
-    recipe: Recipe | None = Recipe()
+    router: RouterSpec | Literal["own"] | None = LINEAR
+    recipe: Recipe | None = RECIPE
     stop: Stop = "mass"
     spill_fraction: float = SPILL_FRACTION
     storage: Storage = "lean"
@@ -59,7 +63,9 @@ class Design:
     def __post_init__(self) -> None:
         for name, known in {"storage": Storage, "stop": Stop, "structure": Structure}.items():
             if getattr(self, name) not in get_args(known):
-                raise AmipsError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(known))}")
+                raise AmipsError(
+                    f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(known))}"
+                )
         if type(self.cells) is not int or self.cells < 1:
             raise AmipsError(f"cells={self.cells!r}: expected a whole number, at least 1")
         if self.query_aware is not None and not 0 <= self.query_aware < math.inf:
@@ -115,7 +121,7 @@ class Design:
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
     def resolved(self, d: int, dimensions: int | None = None) -> "Design":
-        """With the rank of the router and the dimensions of lean storage, for keys of dimension d, as numbers."""
+        """The same for keys of dimension d, with the router's rank and the lean dimensions as numbers."""
         router = self.router
         if isinstance(router, Linear | MaxAffine):
             router = replace(router, rank=router.rank_for(d))
@@ -142,10 +148,13 @@ class Design:
 
     def describe(self) -> str:
         """In one line, for people."""
-        kinds = {None: "given cells", 0.0: "plain cells"}
-        aware = kinds.get(self.query_aware, f"query-aware cells (strength {self.query_aware:g})")
-        stop = "as many probes as each query needs" if self.stop == "mass" else "the same probes for every query"
-        parts = [f"{self.cells:,} {aware}", self.router_name, stop]
+        kind = "given cells" if self.query_aware is None else "plain cells"
+        if self.query_aware:
+            kind = f"query-aware cells (strength {self.query_aware:g})"
+        stop = (
+            "as many probes as each query needs" if self.stop == "mass" else "the same probes for every query"
+        )
+        parts = [f"{self.cells:,} {kind}", self.router_name, stop]
         if self.spill_fraction:
             parts.append(f"{self.spill_fraction:.0%} of the keys in a second cell")
         lean = f" in {self.dimensions} dimensions" if self.dimensions is not None else ""

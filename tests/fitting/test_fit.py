@@ -1,6 +1,7 @@
 """`amips.fit`: keys and queries in, a bundle out, in one call."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,16 +12,17 @@ import pytest
 
 import amips
 from amips import learn
-from amips.fitting import fitting, partitions
-from amips.fitting.fitting import cost_at
-from amips.fitting.partitions import COUNTS
+from amips.builder import Builder, builder
+from amips.cells import kmeans
+from amips.design import Design
+from amips.fitting import candidates, fitting
+from amips.fitting.candidates import COUNTS
 from amips.learn import loop
+from amips.metrics import cost_at
 from amips.nets import AffineArchitecture, AffineNet
-from amips.search import recalls
-from amips.search.build import measure, measure_masses
-from amips.search.estimate import RoutingEstimate
-from amips.search.points import point_for
-from helpers import make_world
+from amips.search import RoutingEstimate, measure, measure_masses, point_for, recalls
+from amips.task import load_task
+from helpers import generate, make_world, unit
 
 MINUTES = 0.05
 CELLS = 24
@@ -91,59 +93,41 @@ def test_the_recall_asked_for_is_had_on_fresh_queries(fitted, data, target):
 
 
 def test_it_learns_something(fitted, data):
-    """These queries come from elsewhere than the keys, so the centroids can be beaten."""
+    """These queries come from elsewhere than the keys, so plain IVF can be beaten, on fresh queries too."""
     keys, _, fresh = data
-    searcher = fitted[0]
-    assert searcher.model is not None
-    true = exact_top(keys, fresh)
-    plain = searcher.with_model(None)
-    learned, centroid = (recalls(s.search(fresh, probes=2)[1], true, 10).mean() for s in (searcher, plain))
-    assert learned > centroid
+    index, true = fitted[0], exact_top(keys, fresh)
+    assert index.design.learned
+    had = recalls(index.search(fresh)[1], true, 10).mean()
+    assert index.cost(fresh).flops.mean() < 0.9 * plain_cost(keys, fresh, true, (12, 24, 48, 96), had)
 
 
 def plain_cost(keys, x, true, counts, recall):
     """FLOPs of the best plain IVF over some numbers of cells: each query probes as many."""
     costs = []
     for count in counts:
-        cells = amips.kmeans(keys, count)
+        cells = kmeans(keys, count)
         routed = RoutingEstimate(x @ cells.centroids.T, cells.assignment[true], cells.sizes)
         scanned = routed.at_probes(routed.probes_for(recall)).scanned.mean()
         costs.append(2 * keys.shape[1] * (count + scanned))
     return min(costs)
 
 
-def generate(n, m, d, seed=0):
-    """Topics with variation in directions of falling weight; queries say less, in a style of their own."""
-    rng = np.random.default_rng(seed)
-    weight = 1 / np.sqrt(1 + np.arange(d))
-    topics = rng.standard_normal((n // 50, d))
-    keys = unit((topics[rng.integers(0, len(topics), n)] + 0.8 * rng.standard_normal((n, d))) * weight)
-    asked = keys[rng.integers(0, n, m)] * np.where(np.arange(d) < d // 3, 1.0, 0.4)
-    style = unit(rng.standard_normal((1, d)) * weight)
-    noise = rng.standard_normal((m, d)) * weight / np.linalg.norm(weight)
-    return keys, unit(asked + 0.7 * style + 0.5 * noise)
-
-
-def unit(x):
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
-
-
 def gain_on_fresh(keys, queries, fresh, out, counts, target=0.95, **options):
     """How many times fewer FLOPs than plain IVF at the recall that is really had, which comes second."""
-    found = amips.fit(keys, queries, out=out, quiet=True, recall=target, **options)
+    index = amips.fit(keys, queries, out=out, quiet=True, recall=target, **options)
     true = exact_top(keys, fresh)
-    had = recalls(found.search(fresh, recall=target)[1], true, 10).mean()
-    flops = found.cost(fresh, recall=target).flops.mean()
-    return plain_cost(keys, fresh, true, counts, had) / flops, had, found
+    had = recalls(index.search(fresh, recall=target)[1], true, 10).mean()
+    flops = index.cost(fresh, recall=target).flops.mean()
+    return plain_cost(keys, fresh, true, counts, had) / flops, had, index
 
 
 def test_fewer_flops_than_plain_ivf(tmp_path):
     """6,000 keys in seconds: what must not be lost, not what can be had."""
     keys, queries = generate(6000, 9000, 64)
     options = {"minutes": 0.08, "cells": 310, "storage": "flat", "counts": (77, 155, 310, 620)}
-    gain, had, found = gain_on_fresh(keys, queries[:8000], queries[8000:], tmp_path / "b", **options)
+    gain, had, index = gain_on_fresh(keys, queries[:8000], queries[8000:], tmp_path / "b", **options)
     assert had > 0.935
-    assert found.model is not None
+    assert index.model is not None
     assert gain > 1.3, gain
 
 
@@ -151,9 +135,9 @@ def test_fewer_flops_than_plain_ivf(tmp_path):
 def test_fewer_flops_than_plain_ivf_with_all_there_is(tmp_path):
     keys, queries = generate(20_000, 22_000, 64)
     options = {"minutes": 0.5, "counts": (283, 566, 1131)}
-    gain, had, found = gain_on_fresh(keys, queries[:20_000], queries[20_000:], tmp_path / "b", **options)
+    gain, had, index = gain_on_fresh(keys, queries[:20_000], queries[20_000:], tmp_path / "b", **options)
     assert had > 0.935
-    assert found.model is not None
+    assert index.model is not None
     assert gain > 1.35, gain
 
 
@@ -162,80 +146,136 @@ def test_never_worse_than_plain_ivf(tmp_path):
     rng = np.random.default_rng(0)
     keys, queries = (unit(rng.standard_normal((count, 24))) for count in (3000, 2500))
     options = {"minutes": 0.03, "cells": 50, "counts": (50,), "target": 0.9}
-    gain, had, found = gain_on_fresh(keys, queries[:2000], queries[2000:], tmp_path / "b", **options)
+    gain, had, index = gain_on_fresh(keys, queries[:2000], queries[2000:], tmp_path / "b", **options)
     assert had > 0.87
     assert gain > 0.93, gain
-    assert found.engine.storage == "flat"
+    assert index.store.storage == "flat"
 
 
-def test_it_prints_what_was_gained(fast, data, tmp_path, capsys, kept):
-    found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
+def trials(text):
+    """(cost in %, design in words) of every line that tells one."""
+    lines = re.findall(r"^ +([\d.]+)%(?: of a full scan)?  (\S.*)$", text, re.MULTILINE)
+    return [(float(cost), words) for cost, words in lines]
+
+
+def built(text):
+    """The same of what was built at last, the baseline included."""
+    return trials(text.split("measured on held-out queries:\n")[1].split("\n\n")[0])
+
+
+def plain_index(task, count=CELLS, storage="flat", strengths=None):
+    """The plain IVF that a fit compares with, made again."""
+    return Builder(task, iterations=fitting.ITERATIONS).index(Design.plain(count, storage))
+
+
+def test_it_prints_what_was_gained_and_reports_it(fast, data, tmp_path, capsys, kept):
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
     text = capsys.readouterr().out
     for word in (
         "2,000 keys, 1,500 queries of dimension 16",
         "trying cells",
-        "24 cells, query-aware 1.5",
-        "24 cells, query-aware 3",
-        "24 cells, plain  ",
-        "training a linear router for 24 cells",
-        "  flat: ",
-        "16 of 16 dimensions",
+        "24 query-aware cells (strength 1.5); linear router of full rank, untrained",
+        "24 query-aware cells (strength 3)",
+        "24 plain cells; linear router",
+        "plain IVF, 24 cells",
+        "training a router for 24 cells",
+        "of the keys in a second cell",
+        "flat storage",
         "recall@10",
         "FLOPs: plain IVF",
-        "keys: learned",
+        "keys: plain IVF",
         "fewer FLOPs",
     ):
         assert word in text
     assert f"saved {tmp_path / 'b'}" in text
-    rows = [line.split() for line in text.splitlines() if line.strip().startswith("0.")]
+    rows = [line.split() for line in text.splitlines() if re.match(r"0\.\d\d ", line)]
     assert [row[0] for row in rows] == ["0.80", "0.90", "0.95", "0.98"]
     # What it says is what the bundle does on the test queries, as a share of scanning all keys.
-    task = amips.Task(kept() / "task")
-    points = measure_masses(found, task.test)
-    plain = amips.build(task.with_cells(load_cells(kept(), 0)), None)
-    baseline = measure(plain, task.test)
-    full = 2 * found.n * found.d
+    task = load_task(kept() / "task")
+    points = [measure(plain_index(task), task.test), measure_masses(index, task.test)]
+    full = 2 * index.n * index.d
     for row in rows:
-        before, after = cost_at(baseline, float(row[0])), cost_at(points, float(row[0]))
-        assert row[1:5] == [
-            f"{before.flops / full:.2%}",
-            f"{after.flops / full:.2%}",
-            f"{before.scanned:.2%}",
-            f"{after.scanned:.2%}",
-        ]
-        assert row[5] == f"{before.flops / after.flops:.2f}x"
+        flops, keys = (
+            [
+                cost_at(
+                    *(np.array([getattr(p, name) for p in some]) for name in (axis, "recall10")),
+                    float(row[0]),
+                )
+                for some in points
+            ]
+            for axis in ("flops", "scanned")
+        )
+        assert row[1:5] == [*(f"{value / full:.2%}" for value in flops), *(f"{value:.2%}" for value in keys)]
+        assert row[5] == f"{flops[0] / flops[1]:.2f}x"
+    # The report says the same, and the bundle keeps it.
+    report = amips.load(tmp_path / "b").report
+    assert report == index.report
+    assert report.rows == rows
+    assert report.chosen == index.design.describe()
+    assert f"chosen is\n{report.chosen}:" in text
+    assert len(report.trials) >= 6
+    assert (report.recall, report.objective) == (0.95, "flops")
 
 
-def load_cells(work, strength, count=CELLS):
-    with np.load(work / f"cells-{count}-{strength:g}.npz") as found:
-        return amips.Cells(found["assignment"], found["centroids"])
-
-
-def test_what_is_tried_is_told_as_it_is(fast, data, tmp_path, capsys, kept):
+def test_what_is_tried_costs_what_it_says(fast, data, tmp_path, capsys, kept):
     """The cost of plain IVF on val, by a real index."""
     amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", recall=0.9)
-    (line,) = [row for row in capsys.readouterr().out.splitlines() if "24 cells, plain " in row]
-    said = float(line.split("plain IVF")[1].split("%")[0])
-    task = amips.Task(kept() / "task")
-    index = amips.build(task.with_cells(load_cells(kept(), 0)), None)
+    text = capsys.readouterr().out
+    (stated,) = [cost for cost, words in trials(text) if words == "plain IVF, 24 cells"]
+    task = load_task(kept() / "task")
+    index = plain_index(task)
     points = measure(index, task.val, list(range(1, CELLS + 1)))
     least = next(point for point in points if point.recall10 >= 0.9)
-    assert said == pytest.approx(100 * least.flops / (2 * index.n * index.d), abs=0.006)
+    assert stated == pytest.approx(100 * least.flops / (2 * index.n * index.d), abs=0.006)
 
 
-def test_the_cheapest_cells_are_trained_for(fast, data, tmp_path, capsys, kept):
-    amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
-    costs = {}
-    for line in capsys.readouterr().out.splitlines():
-        if " cells, " in line and "plain IVF" in line:
-            name = line.split("cells, ")[1].split("plain IVF")[0].split()
-            costs[float(name[-1]) if len(name) > 1 else 0.0] = float(line.split("routing")[1].rstrip("% "))
-    assert set(costs) == {1.5, 0.0, 3.0}
-    (call,) = fast.calls
-    best = load_cells(kept(), min(costs, key=costs.get))
-    np.testing.assert_array_equal(call["task"].cells.assignment, best.assignment)
-    assert call["network"] == amips.Linear(rank=16)
-    assert call["recipe"].route_top == 10
+@pytest.mark.parametrize("storage", ["flat", "sq8"])
+def test_estimates_are_what_is_measured(fast, data, tmp_path, capsys, storage):
+    """Of float32 keys a cost needs no index to be known; of codes it is nearly so."""
+    amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", storage=storage)
+    text = capsys.readouterr().out
+    measured = {words: cost for cost, words in built(text)}
+    estimated = {words: cost for cost, words in trials(text.split("building the best")[0])}
+    both = set(measured) & set(estimated)
+    assert len(both) >= 2
+    for words in both:
+        assert measured[words] == pytest.approx(estimated[words], rel=0.08), words
+
+
+def test_the_cheapest_of_all_designs_is_taken(fast, data, tmp_path, capsys):
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
+    text = capsys.readouterr().out
+    *ours, (plain, _) = built(text)
+    assert index.design.describe() in {words for _, words in ours}
+    own = next(cost for cost, words in ours if words == index.design.describe())
+    assert own <= min(cost for cost, _ in ours) / fitting.WORTH + 0.01
+    assert own < plain
+    tried = trials(text.split("training a router")[0])
+    best = sorted(cost for cost, words in tried if "plain IVF" not in words)[: fitting.SURVIVORS]
+    trained = [call["task"].cells.assignment for call in fast.calls]
+    assert len(trained) == len(best) == 3
+    assert {call["network"].rank for call in fast.calls} == {0}  # 16 dimensions are not worth a projection
+    assert {call["recipe"].route_top for call in fast.calls} == {10}
+
+
+def test_search_without_options_serves_the_recall_that_was_asked_for(fast, data, tmp_path):
+    keys, _, fresh = data
+    for target in (0.8, 0.98):
+        index = amips.fit(
+            keys, data[1], minutes=1, cells=CELLS, recall=target, out=tmp_path / "b", quiet=True
+        )
+        for searcher in (index, amips.load(tmp_path / "b")):
+            assert searcher.target_recall == target
+            np.testing.assert_array_equal(searcher.search(fresh)[1], searcher.search(fresh, recall=target)[1])
+        assert recalls(index.search(fresh)[1], exact_top(keys, fresh), 10).mean() > target - 0.03
+
+
+def test_without_a_place_it_stays_in_memory(fast, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, quiet=True)
+    assert index.report is not None
+    assert recalls(index.search(data[2])[1], exact_top(data[0], data[2]), 10).mean() > 0.9
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_quiet_prints_nothing(fast, data, tmp_path, capfd):
@@ -247,64 +287,42 @@ def test_quiet_prints_nothing(fast, data, tmp_path, capfd):
 def bad(fast, monkeypatch):
     """A router that is worse than centroids, trained and untrained."""
     fast.weights = lambda task: -np.array(task.cells.centroids)
-    real = partitions._untrained
+    real = Builder._untrained
 
-    def untrained(*parts):
-        made = real(*parts)
-        return replace(made, weights={**made.weights, "W": -made.weights["W"]})
+    def untrained(self, design):
+        model = real(self, design)
+        return replace(model, weights={**model.weights, "W": -model.weights["W"]})
 
-    monkeypatch.setattr(partitions, "_untrained", untrained)
+    monkeypatch.setattr(Builder, "_untrained", untrained)
 
 
-def test_when_training_does_harm_the_untrained_router_is_taken(fast, data, tmp_path, capsys):
+def test_when_training_does_harm_the_untrained_router_is_taken(fast, data, tmp_path):
     fast.weights = lambda task: -np.array(task.cells.centroids)
-    found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
-    assert "the untrained one is taken" in capsys.readouterr().out
-    assert found.model.architecture.rank == 16
-    # Of all 16 dimensions: the same as by centroid.
-    np.testing.assert_allclose(found.model.scores(data[2]), data[2] @ found.engine.centroids.T, atol=1e-4)
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", quiet=True)
+    assert index.design.recipe is None
+    assert "linear router of full rank, untrained" in index.report.chosen
+    np.testing.assert_allclose(index.model.scores(data[2]), data[2] @ index.store.centroids.T, atol=1e-4)
 
 
-def built_ways(out):
-    """What was tried at last: storage, keys in two cells, cost."""
-    lines = out.split("building the index; cost on held-out queries:\n")[1].splitlines()
-    ways = []
-    for line in lines:
-        if not line.startswith("  "):
-            break
-        name, told = line.strip().rsplit(": ", 1)
-        cost = float(told.split()[0].replace(",", "").rstrip("%"))
-        twice = name.split(" keys in two cells")[0].split(", ")[-1] if "two cells" in name else "0"
-        ways.append((name.split(",")[0], int(twice.replace(",", "")), cost))
-    return ways
-
-
-def test_keys_are_in_two_cells_where_that_pays(fast, tmp_path, capsys, monkeypatch):
+def test_keys_are_in_two_cells_where_that_pays(fast, tmp_path, monkeypatch):
     """Cells that know nothing of the queries cut through the keys that these want together."""
-    monkeypatch.setattr(partitions, "STRENGTHS", (0.0, 0.0))
+    monkeypatch.setattr(candidates, "STRENGTHS", (0.0, 0.0, 0.0))
     keys, queries = make_world(6000, 6000, 32, seed=3)
-    options = {"minutes": 1, "cells": 60, "storage": "flat"}
-    found = amips.fit(keys, queries[:5000], out=tmp_path / "b", **options)
-    (_, none, before), (_, count, after) = built_ways(capsys.readouterr().out)
-    assert (none, count) == (0, 600)
-    assert after < 0.95 * before
-    assert found.spilled == amips.load(tmp_path / "b").spilled == count
-    plain = amips.fit(keys, queries[:5000], out=tmp_path / "c", spill=0, **options)
+    options = {"minutes": 1, "cells": 60, "storage": "flat", "quiet": True}
+    spilled = amips.fit(keys, queries[:5000], out=tmp_path / "b", **options)
+    assert spilled.design.spill_fraction == 0.1
+    assert spilled.spilled == amips.load(tmp_path / "b").spilled == 600
+    plain = amips.fit(keys, queries[:5000], out=tmp_path / "c", spill_fraction=0, **options)
     assert plain.spilled == 0
-    few = amips.fit(keys, queries[:5000], out=tmp_path / "d", spill=0.01, **options)
+    few = amips.fit(keys, queries[:5000], out=tmp_path / "d", spill_fraction=0.01, **options)
     assert few.spilled == amips.load(tmp_path / "d").spilled == 60
     # On queries that nothing was chosen by, too.
     x = queries[5000:]
-    true = exact_top(keys, x)
     costs = []
-    for searcher in (plain, found):
+    for index in (plain, spilled):
+        store = index.store
         seen = RoutingEstimate.by(
-            searcher.router,
-            x,
-            true,
-            searcher.cells,
-            searcher.engine.sizes,
-            second=searcher.engine.second,
+            index.router, x, exact_top(keys, x), index.cells, store.sizes, second=store.second
         )
         costs.append(seen.at_mass(seen.min_mass_for(0.95)).scanned.mean())
     assert costs[1] < 0.95 * costs[0]
@@ -312,63 +330,38 @@ def test_keys_are_in_two_cells_where_that_pays(fast, tmp_path, capsys, monkeypat
 
 def test_keys_are_in_one_cell_where_two_do_not_pay(fast, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(fitting, "WORTH", 0.5)
+    monkeypatch.setattr(fitting, "SURVIVORS", 6)
     options = {"minutes": 1, "cells": CELLS, "storage": "flat"}
-    found = amips.fit(data[0], data[1], out=tmp_path / "b", **options)
-    (_, none, _), (_, count, _) = built_ways(capsys.readouterr().out)
-    assert none == 0
-    assert count in (200, 1000)
-    assert found.spilled == 0
-    monkeypatch.setattr(fitting, "SPILL_SHARE", 0.0)
+    index = amips.fit(data[0], data[1], out=tmp_path / "b", **options)
+    assert {"second cell" in words for _, words in built(capsys.readouterr().out)} == {True, False}
+    assert index.spilled == 0
+    monkeypatch.setattr(fitting, "SPILL_TIME", 0.0)
     amips.fit(data[0], data[1], out=tmp_path / "c", **options)
-    out = capsys.readouterr().out
-    assert "no time to look for second cells" in out
-    assert len(built_ways(out)) == 1
+    text = capsys.readouterr().out
+    assert "no time to look for second cells among 24 cells" in text
+    assert not any("second cell;" in words for _, words in trials(text))
 
 
-def test_keys_are_moved_as_long_as_that_pays(fast, data, tmp_path, capsys):
-    amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", regroup=3)
-    lines = capsys.readouterr().out.splitlines()
-    said = [row for row in lines if "moved to the cell that their queries are sent to" in row]
-    before = float(next(row for row in lines if "the trained one is taken" in row).split("%")[0])
-    costs = [before, *(float(row.split("%")[0]) for row in said)]
-    assert all(row.endswith(" kept") for row in said)
-    assert [row.endswith(" not kept") for row in said[:-1]] == [False] * (len(said) - 1)
-    assert 1 <= len(said) <= 3
-    assert len(fast.calls) == 1 + len(said)
-    assert {call["minutes"] for call in fast.calls} == {0.2 / 4}
-    assert costs[:-1] == sorted(costs[:-1], reverse=True)  # it went on while it paid
-    tasks = [call["task"].cells.assignment for call in fast.calls]
-    assert (tasks[0] != tasks[1]).any()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"spill": 2.0}, "share of the keys"),
-        ({"spill": -1.0}, "share of the keys"),
-        ({"spill": "0.5"}, "share of the keys"),
-        ({"spill": [1]}, "share of the keys"),
-        ({"regroup": -1}, "negative"),
-        ({"regroup": 1.5}, "whole number"),
-    ],
-)
-def test_spill_and_regroup_that_cannot_be(data, tmp_path, wrong, message):
-    with pytest.raises(amips.AmipsError, match=message):
-        amips.fit(data[0], data[1], out=tmp_path / "b", **wrong)
+@pytest.mark.parametrize("wrong", [2.0, -1.0, "0.5", [1]])
+def test_a_spill_fraction_that_cannot_be(data, tmp_path, wrong):
+    with pytest.raises(amips.AmipsError, match="expected a fraction of the keys"):
+        amips.fit(data[0], data[1], out=tmp_path / "b", spill_fraction=wrong)
     assert not list(tmp_path.iterdir())
 
 
 def test_when_learning_does_not_pay_it_says_so_and_is_plain_ivf(bad, data, tmp_path, capsys, kept):
     names = [f"key {i}" for i in range(2000)]
-    found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", ids=names)
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", ids=names)
     assert "learning does not pay here: the bundle is plain IVF" in capsys.readouterr().out
     loaded = amips.load(tmp_path / "b")
-    for searcher in (found, loaded):
+    for searcher in (index, loaded):
         assert searcher.model is None
         assert searcher.router.name == "centroid"
-        assert searcher.engine.storage == "flat"
+        assert searcher.store.storage == "flat"
         assert searcher.search(data[2][:1])[1][0, 0].startswith("key ")
-    np.testing.assert_array_equal(loaded.cells, load_cells(kept(), 0).assignment)
+    np.testing.assert_array_equal(loaded.cells, plain_index(load_task(kept() / "task")).cells)
+    assert loaded.design == Design.plain(CELLS)
+    assert "learning does not pay here" in loaded.report.notes[-1]
     # The points are those of centroid routing, not of the bad model.
     assert loaded.points[0].recall10 > 0.3
     hits = np.char.partition(loaded.search(data[2], recall=0.9)[1], " ")[..., 2].astype(int)
@@ -382,33 +375,27 @@ def test_the_storage_asked_for(fast, request, data, tmp_path, storage, pays):
     if not pays:
         request.getfixturevalue("bad")
     options = {"minutes": 1, "cells": CELLS, "out": tmp_path / "b", "storage": storage, "quiet": True}
-    found = amips.fit(data[0], data[1], recall=0.8, **options)
-    assert found.engine.storage == storage
-    assert (found.model is not None) == pays
-    assert amips.load(tmp_path / "b").engine.storage == storage
+    index = amips.fit(data[0], data[1], recall=0.8, **options)
+    assert index.store.storage == storage
+    assert (index.model is not None) == pays
+    assert amips.load(tmp_path / "b").store.storage == storage
 
 
 @pytest.mark.parametrize("objective", ["flops", "latency", "throughput"])
 def test_objectives(fast, data, tmp_path, capsys, objective):
-    found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", objective=objective)
-    out = capsys.readouterr().out
-    ways = built_ways(out)
-    assert [(storage, count > 0) for storage, count, _ in ways] == [
-        (storage, spilled) for storage in ("flat", "lean") for spilled in (False, True)
-    ]
-    assert all(cost > 0 for *_, cost in ways)
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", objective=objective)
+    text = capsys.readouterr().out
     unit = "of a full scan" if objective == "flops" else "us a query"
-    assert out.count(f" {unit}\n") >= 4
-    if found.model is not None and objective == "flops":
-        storage, count, _ = min(ways, key=lambda way: way[2] * (1 if way[1] == 0 else 1 / 0.98))
-        assert (found.engine.storage, found.spilled) == (storage, count)
+    assert text.count(f" {unit}  ") == fitting.SURVIVORS + 1
+    assert f"{objective} at recall@10 0.95 on val: plain IVF " in text
+    assert index.report.objective == objective
 
 
 def test_few_keys(fast, tmp_path, capfd):
     keys, queries = make_world(40, 200, 8, seed=2)
-    found = amips.fit(keys, queries, minutes=1, out=tmp_path / "b", quiet=True)
+    index = amips.fit(keys, queries, minutes=1, out=tmp_path / "b", quiet=True)
     assert capfd.readouterr() == ("", "")
-    np.testing.assert_array_equal(found.search(queries, probes=found.c)[1], exact_top(keys, queries))
+    np.testing.assert_array_equal(index.search(queries, probes=index.c)[1], exact_top(keys, queries))
 
 
 def test_few_queries_are_said_to_be(fast, tmp_path, capsys):
@@ -423,37 +410,39 @@ def test_ids_do_not_change_what_is_measured(fitted, data, tmp_path):
     """Recall is of keys, whatever they are called."""
     names = [f"key {i}" for i in range(2000)]
     options = {"minutes": MINUTES, "cells": CELLS, "quiet": True}
-    found = amips.fit(data[0], data[1], out=tmp_path / "b", ids=names, **options)
-    assert found.model is not None
+    index = amips.fit(data[0], data[1], out=tmp_path / "b", ids=names, **options)
+    assert index.model is not None
     for target in (0.8, 0.9, 0.95):
-        got, expected = (point_for(s.points, target, 10).flops for s in (found, fitted[0]))
+        got, expected = (point_for(s.points, target, 10).flops for s in (index, fitted[0]))
         assert got == pytest.approx(expected, rel=0.3)  # the budget is time, so the models differ a little
-    assert found.search(data[2][:3], recall=0.9)[1].dtype.kind == "U"
+    assert index.search(data[2][:3], recall=0.9)[1].dtype.kind == "U"
 
 
 def test_ids_come_back(fast, data, tmp_path):
     ids = np.arange(2000) * 3 + 10**10
-    found = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", ids=ids, quiet=True)
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", ids=ids, quiet=True)
     got = amips.load(tmp_path / "b").search(data[2], probes=CELLS)[1]
     np.testing.assert_array_equal(got[:, 0], ids[exact_top(data[0], data[2], 1)[:, 0]])
-    np.testing.assert_array_equal(found.search(data[2], probes=CELLS)[1], got)
+    np.testing.assert_array_equal(index.search(data[2], probes=CELLS)[1], got)
 
 
 def test_files_and_the_numbers_of_cells_that_are_tried(fast, data, tmp_path, capsys):
     np.save(tmp_path / "keys.npy", data[0])
     np.save(tmp_path / "queries.npy", data[1])
-    found = amips.fit(
+    index = amips.fit(
         tmp_path / "keys.npy", str(tmp_path / "queries.npy"), minutes=1, out=str(tmp_path / "b")
     )
     out = capsys.readouterr().out
-    assert "plain IVF has the best of 22, 45, 89, 179, 250 cells:\n" in out
-    tried = [line.split() for line in out.splitlines() if " cells, " in line]
-    tried = [(int(row[0]), row[2]) for row in tried if row[0].isdigit()]
+    assert "plain IVF is the best of 22, 45, 89, 179, 250 cells; chosen is\n" in out
+    tried = [
+        words.split() for _, words in trials(out.split("training a router")[0]) if "plain IVF" not in words
+    ]
+    tried = [(int(row[0]), row[1]) for row in tried]
     counts = [min(round(f * 2000**0.5), 250) for f in COUNTS]  # eight keys a cell, or more
     assert tried[:4] == [(179, "query-aware"), (179, "plain"), (250, "query-aware"), (250, "plain")]
     assert {count for count, _ in tried} == set(counts) == {179, 89, 250, 45, 22}
     assert len(tried) == 15  # five numbers, three strengths
-    assert found.c in counts
+    assert index.c in counts
     assert fast.calls[0]["minutes"] < 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "keys.npy", "queries.npy"]
 
@@ -461,9 +450,9 @@ def test_files_and_the_numbers_of_cells_that_are_tried(fast, data, tmp_path, cap
 def test_in_little_time_two_partitions_are_tried(fast, data, tmp_path, capsys):
     amips.fit(data[0], data[1], minutes=1e-4, out=tmp_path / "b")
     out = capsys.readouterr().out
-    tried = [line for line in out.splitlines() if "share-bounded" in line]
-    assert ["query-aware" in line for line in tried] == [True, False]
-    assert "plain IVF has the best of 179 cells (with more time others may be better):" in out
+    tried = [words for _, words in trials(out.split("training a router")[0]) if "plain IVF" not in words]
+    assert ["query-aware" in words for words in tried] == [True, False]
+    assert "plain IVF is the best of 179 cells (with more time others may be better);" in out
 
 
 def test_an_old_bundle_is_replaced(fast, data, tmp_path):
@@ -477,7 +466,7 @@ def test_an_old_bundle_is_replaced(fast, data, tmp_path):
 
 
 def all_cells(work):
-    return {path.name for path in work.glob("cells-*.npz")}
+    return {path.name for path in (work / "designs").glob("cells-*.npz")}
 
 
 @pytest.fixture
@@ -501,15 +490,14 @@ def interrupted(data, tmp_path, monkeypatch):
 def test_interrupted_work_is_reused(interrupted, tmp_path, fast, monkeypatch):
     work = tmp_path / "b.work"
     (begun,) = work.iterdir()
-    assert amips.Task(begun / "task", verify=True).n == 2000
-    assert all_cells(begun) >= {"cells-24-1.5.npz", "cells-24-0.npz"}
+    assert load_task(begun / "task", verify=True).n == 2000
+    assert len(all_cells(begun)) >= 2
     assert not (tmp_path / "b").exists()
     with monkeypatch.context() as patch:
         # There may be time for more of them now; those that were made are not made again.
-        for strength in (0, 1.5, 3):
-            if not (begun / f"cells-24-{strength:g}.npz").exists():
-                patch.setattr(partitions, "STRENGTHS", (1.5, 0.0))
-        patch.setattr(partitions, "query_aware", lambda *_, **__: pytest.fail("the cells were there already"))
+        if len(all_cells(begun)) == 2:
+            patch.setattr(candidates, "STRENGTHS", (1.5, 0.0, 0.0))
+        patch.setattr(builder, "query_aware", lambda *_, **__: pytest.fail("the cells were there already"))
         patch.setattr("amips.exact.top_k", lambda *_, **__: pytest.fail("the labels were there already"))
         interrupted()
     assert amips.load(tmp_path / "b").c == CELLS
@@ -518,7 +506,7 @@ def test_interrupted_work_is_reused(interrupted, tmp_path, fast, monkeypatch):
 
 def test_stopped_while_training_the_same_call_continues(data, tmp_path, monkeypatch):
     options = {"minutes": 0.05, "cells": CELLS, "storage": "flat", "quiet": True, "out": tmp_path / "b"}
-    monkeypatch.setattr(partitions, "STRENGTHS", (1.5, 0.0))  # those there is time for, in both calls
+    monkeypatch.setattr(candidates, "STRENGTHS", (1.5, 0.0, 0.0))  # those there is time for, in both calls
     real, begun = loop.Run.step, []
 
     def step(run, done):
@@ -535,7 +523,7 @@ def test_stopped_while_training_the_same_call_continues(data, tmp_path, monkeypa
         amips.fit(data[0], data[1], **options)
     assert "\n" not in str(e.value)
     (work,) = (tmp_path / "b.work").iterdir()
-    assert len(list(work.glob("run-*"))) == 1
+    assert len(list((work / "designs").glob("run-*"))) == 1
     amips.fit(data[0], data[1], **options)
     assert amips.load(tmp_path / "b").c == CELLS
     assert not work.exists()
@@ -552,7 +540,7 @@ def test_another_call_neither_waits_nor_destroys(interrupted, tmp_path, fast, op
     interrupted(**options)
     assert amips.load(tmp_path / "b").c == options.get("cells", CELLS)
     assert list((tmp_path / "b.work").iterdir()) == [begun]
-    assert amips.Task(begun / "task", verify=True).n == 2000
+    assert load_task(begun / "task", verify=True).n == 2000
     assert all_cells(begun) == before
 
 
@@ -563,7 +551,7 @@ def test_the_work_is_beside_the_bundle_however_its_path_is_written(fast, data, t
 
 def test_a_part_of_the_queries_is_drawn_once(data, tmp_path, fast, monkeypatch, capsys):
     """How many can be afforded is measured; measured again it would be another task."""
-    seconds = 60 * fitting.LABEL_SHARE
+    seconds = 60 * fitting.LABEL_TIME
     speed = iter([2 * data[0].size * (few + 0.5) / seconds for few in (700, 650)])
     monkeypatch.setattr(fitting, "_rate", lambda *_: next(speed))
 
@@ -571,20 +559,20 @@ def test_a_part_of_the_queries_is_drawn_once(data, tmp_path, fast, monkeypatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "build", stop)
+        patch.setattr(Builder, "index", stop)
         with pytest.raises(KeyboardInterrupt):
             amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
     assert "using 700 of 1,500 queries" in capsys.readouterr().out
-    rows = amips.Task(next((tmp_path / "b.work").iterdir()) / "task").manifest["rows"]
-    assert sum(rows.values()) == 700
+    task = load_task(next((tmp_path / "b.work").iterdir()) / "task")
+    assert len(task.train) + len(task.val) + len(task.test) == 700
     amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b")
     assert "using 700 of 1,500 queries" in capsys.readouterr().out
     assert amips.load(tmp_path / "b").c == CELLS
 
 
 def test_in_no_time_at_all_some_queries_are_used(data, tmp_path, fast):
-    found = amips.fit(data[0], data[1], minutes=1e-9, cells=CELLS, out=tmp_path / "b", quiet=True)
-    assert found.points
+    index = amips.fit(data[0], data[1], minutes=1e-9, cells=CELLS, out=tmp_path / "b", quiet=True)
+    assert index.points
 
 
 def test_a_stranger_in_the_place_of_the_work_is_left_alone(fast, data, tmp_path):
@@ -664,11 +652,3 @@ def test_without_torch_it_says_what_to_install(tmp_path):
     )
     assert done.stdout == "amips.fit needs torch; pip install 'amips[train]'\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_cost_lies_between_the_points():
-    points = [amips.Point(p, r, r, 0, f) for p, r, f in ((1, 0.5, 10.0), (2, 0.8, 20.0), (4, 1.0, 40.0))]
-    assert cost_at(points, 0.4).flops == 10
-    assert cost_at(points, 0.8).flops == 20
-    assert cost_at(points, 0.9).flops == pytest.approx(30)
-    assert cost_at(points[:2], 0.9) is None

@@ -4,12 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import amips
-from amips import Cells, TaskError, VectorError
+from amips import TaskError, VectorError
+from amips.cells import Cells
 from amips import cells as partition
 from amips import exact as labeller
 from amips.vectors import inspect, open_vectors
@@ -17,6 +19,14 @@ from helpers import journal_rows, kill_when, make_world
 
 SPLITS = ("train", "val", "test")
 SMALL = {"val": 20, "test": 30, "k": 5}
+TARGETS = {**SMALL, "cell_targets": True}
+FULL = {"cells": 8, "copies": 1, "cell_targets": True, "val": 100, "test": 100, "k": 10}
+
+
+@pytest.fixture(scope="module")
+def task(world, tmp_path_factory):
+    """One noisy copy of each training query, and the top key of every cell."""
+    return amips.label(*world, **FULL, out=tmp_path_factory.mktemp("full") / "task")
 
 
 def splits(task):
@@ -26,6 +36,10 @@ def splits(task):
 def content(folder):
     """Every file of a directory with its bytes."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def manifest(task):
+    return json.loads((task.path / "task.json").read_text())
 
 
 def check_targets(task):
@@ -58,8 +72,9 @@ class TestLabel:
         }
         assert np.array_equal(task.keys, keys)
         assert task.fingerprint == inspect(open_vectors(keys)).fingerprint
-        assert task.manifest["unit_norm"] is True
-        assert task.manifest["imbalance"] == task.cells.imbalance
+        assert task.facts == {"unit_norm": True, "duplicate_queries": 0}
+        assert manifest(task)["imbalance"] == task.cells.imbalance
+        assert task.has_cell_targets
         assert task.train.top_ids.shape == (1000, 10)
         assert "600 keys, d = 16, 8 cells; queries: 1,000 train, 100 val, 100 test" in repr(task)
 
@@ -86,7 +101,7 @@ class TestLabel:
 
     def test_sources_are_in_one_split_only_and_all_there(self, task, world):
         sources = {name: set(split.source.tolist()) for name, split in splits(task).items()}
-        assert {name: len(found) for name, found in sources.items()} == {
+        assert {name: len(ids) for name, ids in sources.items()} == {
             "train": 500,
             "val": 100,
             "test": 100,
@@ -107,7 +122,7 @@ class TestLabel:
     def test_copies_are_noisy_at_the_norm_of_their_source(self, world, tmp_path):
         keys, queries = world
         scaled = queries * np.linspace(0.5, 4, len(queries), dtype=np.float32)[:, None]
-        task = amips.label(keys, scaled, copies=3, noise=0.05, out=tmp_path / "t", **SMALL)
+        task = amips.label(keys, scaled, copies=3, noise=0.05, out=tmp_path / "t", **TARGETS)
         x, source = np.asarray(task.train.queries), task.train.source
         assert x.shape == (4 * 650, 16)
         assert (source.reshape(-1, 4) == source[::4, None]).all()
@@ -119,11 +134,11 @@ class TestLabel:
         # 0.05 for each of 16 coordinates is 0.2, less what rescaling takes away along the query.
         assert away.reshape(-1, 4)[:, 1:].mean() == pytest.approx(0.05 * np.sqrt(15), rel=0.05)
         assert len(np.unique(x, axis=0)) == len(x)
-        assert not task.manifest["unit_norm"]
+        assert not task.facts["unit_norm"]
         check_targets(task)
 
     def test_noise_in_other_splits_on_request(self, world, tmp_path):
-        task = amips.label(*world, copies=2, noisy_splits=("val", "train"), out=tmp_path / "t", **SMALL)
+        task = amips.label(*world, copies=2, noisy_splits=("val", "train"), out=tmp_path / "t", **TARGETS)
         assert {name: len(split) for name, split in splits(task).items()} == {
             "train": 1950,
             "val": 60,
@@ -138,7 +153,7 @@ class TestLabel:
     def test_noise_is_made_in_blocks_with_numbers_of_their_own(self, tmp_path):
         keys, _ = make_world(20, 1, 256, seed=1)
         queries = np.random.default_rng(2).standard_normal((9000, 256)).astype(np.float32)
-        task = amips.label(keys, queries, noise=0.1, out=tmp_path / "t", val=1, test=1, k=1)
+        task = amips.label(keys, queries, copies=1, noise=0.1, out=tmp_path / "t", val=1, test=1, k=1)
         noise = np.asarray(task.train.queries)[1::2] - np.asarray(task.train.queries)[::2]
         noise /= np.linalg.norm(noise, axis=1, keepdims=True)
         block = (1 << 22) // (256 * 2)
@@ -150,7 +165,7 @@ class TestLabel:
         log = np.concatenate([queries[:300], queries[100:300], queries[:300] * 1.0, queries[250:]])
         log[600:700, 0] += 0.0
         task = amips.label(keys, log, copies=0, out=tmp_path / "t", **SMALL)
-        assert task.manifest["duplicate_queries"] == len(log) - 700
+        assert task.facts["duplicate_queries"] == len(log) - 700
         rows = np.concatenate([np.asarray(split.queries) for split in splits(task).values()])
         assert len(rows) == len(np.unique(rows, axis=0)) == 700
         sources = np.concatenate([split.source for split in splits(task).values()])
@@ -165,14 +180,14 @@ class TestLabel:
         double = queries.copy()
         double[:, 3] = -0.0
         task = amips.label(keys, np.concatenate([queries, double]), out=tmp_path / "t", **SMALL)
-        assert task.manifest["duplicate_queries"] == 700
+        assert task.facts["duplicate_queries"] == 700
 
     def test_unnormalised_keys_and_queries(self, tmp_path):
         """Inner products, not angles: the longest keys win most queries."""
         keys, queries = make_world(400, 300, 12, seed=3)
         keys *= np.exp(np.random.default_rng(4).standard_normal((400, 1))).astype(np.float32)
         queries *= 7
-        task = amips.label(keys, queries, cells=5, out=tmp_path / "t", **SMALL)
+        task = amips.label(keys, queries, cells=5, out=tmp_path / "t", **TARGETS)
         check_targets(task)
         norms = np.linalg.norm(keys, axis=1)
         assert norms[task.train.top_ids[:, 0]].mean() > 2 * norms.mean()
@@ -192,11 +207,11 @@ class TestLabel:
     def test_a_given_partition(self, world, tmp_path):
         keys, queries = world
         cells = Cells((np.arange(600) % 3).astype(np.int64), np.ones((3, 16), np.float32))
-        task = amips.label(keys, queries, cells=cells, out=tmp_path / "t", **SMALL)
+        task = amips.label(keys, queries, cells=cells, out=tmp_path / "t", **TARGETS)
         assert np.array_equal(task.cells.assignment, cells.assignment)
         assert task.cells.assignment.dtype == np.int32
         check_targets(task)
-        assert amips.label(keys, queries, cells=cells, out=tmp_path / "t", **SMALL).c == 3
+        assert amips.label(keys, queries, cells=cells, out=tmp_path / "t", **TARGETS).c == 3
         other = Cells((np.arange(600) // 200).astype(np.int32), np.ones((3, 16), np.float32))
         with pytest.raises(TaskError, match="other inputs or options"):
             amips.label(keys, queries, cells=other, out=tmp_path / "t", **SMALL)
@@ -222,16 +237,17 @@ class TestLabel:
 
 class TestQueryAware:
     def test_cells_are_those_of_the_training_queries(self, world, tmp_path):
-        options = {"cells": 9, "val": 100, "test": 100, "k": 15, "seed": 3}
-        made = amips.label(*world, query_aware=1.5, out=tmp_path / "aware", **options)
-        plain = amips.label(*world, out=tmp_path / "plain", **options)
-        top = np.asarray(made.train.top_ids)[:, :10]
-        want = partition.query_aware(made.keys, np.asarray(made.train.queries), top, 9, strength=1.5, seed=3)
-        np.testing.assert_array_equal(made.cells.assignment, want.assignment)
-        np.testing.assert_array_equal(made.cells.centroids, want.centroids)
-        assert (made.cells.assignment != plain.cells.assignment).any()
-        np.testing.assert_array_equal(made.test.top_ids, plain.test.top_ids)
-        check_targets(made)
+        options = {"cells": 9, "val": 100, "test": 100, "k": 15, "seed": 3, "cell_targets": True}
+        task = amips.label(*world, query_aware=1.5, out=tmp_path / "aware", **options)
+        plain = amips.label(*world, query_aware=0, out=tmp_path / "plain", **options)
+        top = np.asarray(task.train.top_ids)[:, :10]
+        want = partition.query_aware(task.keys, np.asarray(task.train.queries), top, 9, strength=1.5, seed=3)
+        np.testing.assert_array_equal(task.cells.assignment, want.assignment)
+        np.testing.assert_array_equal(task.cells.centroids, want.centroids)
+        assert (task.query_aware, plain.query_aware) == (1.5, 0.0)
+        assert (task.cells.assignment != plain.cells.assignment).any()
+        np.testing.assert_array_equal(task.test.top_ids, plain.test.top_ids)
+        check_targets(task)
         with pytest.raises(TaskError, match="query_aware"):
             amips.label(*world, query_aware=3, out=tmp_path / "aware", **options)
 
@@ -260,28 +276,28 @@ class TestSeed:
         assert content(a.path) == content(b.path)
 
     def test_another_seed_gives_another_split_and_other_noise(self, world, tmp_path):
-        a = amips.label(*world, seed=3, out=tmp_path / "a", **SMALL)
-        b = amips.label(*world, seed=4, out=tmp_path / "b", **SMALL)
+        a = amips.label(*world, copies=1, seed=3, out=tmp_path / "a", **SMALL)
+        b = amips.label(*world, copies=1, seed=4, out=tmp_path / "b", **SMALL)
         assert set(a.test.source) != set(b.test.source)
-        noise = {}
+        noise = []
         for task in (a, b):
             x, source = np.asarray(task.train.queries), task.train.source
-            noise[task] = dict(zip(source[1::2].tolist(), x[1::2] - x[::2], strict=True))
-        common = set(noise[a]) & set(noise[b])
+            noise.append(dict(zip(source[1::2].tolist(), x[1::2] - x[::2], strict=True)))
+        common = set(noise[0]) & set(noise[1])
         assert len(common) > 400
-        assert not any(np.allclose(noise[a][s], noise[b][s], atol=1e-4) for s in common)
+        assert not any(np.allclose(noise[0][s], noise[1][s], atol=1e-4) for s in common)
 
 
 class TestOutDirectory:
     def test_nothing_but_the_task_is_left(self, task):
         files = set(content(task.path))
-        assert files == {"task.json", *task.manifest["files"]}
+        assert files == {"task.json", *manifest(task)["files"]}
 
     def test_a_finished_task_is_reused(self, world, task, monkeypatch):
         before = {p: p.stat().st_mtime_ns for p in task.path.rglob("*")}
         monkeypatch.setattr(labeller, "top_k", lambda *_, **__: pytest.fail("labelled again"))
-        again = amips.label(*world, cells=8, val=100, test=100, k=10, out=task.path)
-        assert again.manifest == task.manifest
+        again = amips.label(*world, **FULL, out=task.path)
+        assert (again.options, again.facts) == (task.options, task.facts)
         assert {p: p.stat().st_mtime_ns for p in task.path.rglob("*")} == before
 
     @pytest.mark.parametrize(
@@ -301,8 +317,8 @@ class TestOutDirectory:
     )
     def test_other_options_are_refused_and_nothing_is_touched(self, world, task, change):
         before = content(task.path)
-        options = {"cells": 8, "val": 100, "test": 100, "k": 10, **change}
-        with pytest.raises(TaskError, match="already holds a task made from other inputs or options"):
+        options = {**FULL, **change}
+        with pytest.raises(TaskError, match="holds a task of other inputs or options"):
             amips.label(*world, out=task.path, **options)
         assert content(task.path) == before
 
@@ -312,21 +328,21 @@ class TestOutDirectory:
         changed.view(np.uint32)[5, 5] ^= 1
         for inputs in ((changed, queries), (keys, queries[::-1])):
             with pytest.raises(TaskError, match="other inputs"):
-                amips.label(*inputs, cells=8, val=100, test=100, k=10, out=task.path)
+                amips.label(*inputs, **FULL, out=task.path)
 
     def test_an_unfinished_task_of_other_options_is_refused(self, world, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(labeller, "cell_maxima", lambda *_, **__: 1 / 0)  # the cells are made by then
             with pytest.raises(ZeroDivisionError):
-                amips.label(*world, cells=4, out=tmp_path / "t", **SMALL)
+                amips.label(*world, cells=4, out=tmp_path / "t", **TARGETS)
         before = content(tmp_path / "t")
         with pytest.raises(TaskError, match="unfinished task of other inputs or options"):
-            amips.label(*world, cells=4, out=tmp_path / "t", seed=9, **SMALL)
+            amips.label(*world, cells=4, out=tmp_path / "t", seed=9, **TARGETS)
         assert content(tmp_path / "t") == before
         with pytest.raises(TaskError, match="not a finished task"):
-            amips.Task(tmp_path / "t")
-        monkeypatch.setattr(partition, "kmeans", lambda *_, **__: pytest.fail("cells made again"))
-        amips.label(*world, cells=4, out=tmp_path / "t", **SMALL)
+            amips.task.load_task(tmp_path / "t")
+        monkeypatch.setattr(partition, "query_aware", lambda *_, **__: pytest.fail("cells made again"))
+        amips.label(*world, cells=4, out=tmp_path / "t", **TARGETS)
 
     def test_a_directory_or_file_that_is_something_else(self, world, tmp_path):
         (tmp_path / "full").mkdir()
@@ -396,7 +412,7 @@ class TestWrongRequests:
         keys, queries = world
         zero = keys.copy()
         zero[12] = 0
-        task = amips.label(zero, queries, cells=3, zero="keep", out=tmp_path / "t", **SMALL)
+        task = amips.label(zero, queries, cells=3, zero="keep", out=tmp_path / "t", **TARGETS)
         check_targets(task)
         with pytest.raises(VectorError, match="queries: row 12 is all zero"):
             amips.label(keys, zero, zero="keep", out=tmp_path / "u", **SMALL)
@@ -410,7 +426,7 @@ def copy(task, tmp_path):
 
 def refused(path, match, verify=False):
     with pytest.raises(TaskError, match=match) as caught:
-        amips.Task(path, verify=verify)
+        amips.task.load_task(path, verify=verify)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -435,7 +451,7 @@ EVERY_FILE = [
 
 class TestDamage:
     def test_a_whole_task_loads(self, copy):
-        assert len(amips.Task(str(copy), verify=True).train) == 1000
+        assert len(amips.task.load_task(str(copy), verify=True).train) == 1000
 
     @pytest.mark.parametrize("name", EVERY_FILE)
     def test_a_missing_cut_or_longer_file(self, copy, name):
@@ -498,13 +514,13 @@ class TestDamage:
     def test_labelling_into_a_damaged_task_does_not_pass_it_off_as_whole(self, copy, world):
         (copy / "val" / "queries.npy").unlink()
         with pytest.raises(TaskError, match="is missing"):
-            amips.label(*world, cells=8, val=100, test=100, k=10, out=copy)
+            amips.label(*world, **FULL, out=copy)
 
 
 LABEL = """
 import sys, amips
 folder = sys.argv[1]
-amips.label(folder + "/keys.npy", folder + "/queries.npy", out=sys.argv[2], cells=24, copies=2, val=300,
+amips.label(folder + "/keys.npy", folder + "/queries.npy", out=sys.argv[2], cells=24, copies=2, cell_targets=True, val=300,
             test=300, k=10, memory=4_000_000)
 """
 
@@ -537,12 +553,11 @@ def test_a_killed_run_resumes_with_the_same_bytes(on_disk, tmp_path, moment):
     kill_when(subprocess.Popen(command), lambda: moment(out))
     assert not (out / "task.json").exists()
     with pytest.raises(TaskError):
-        amips.Task(out)
+        amips.task.load_task(out)
     subprocess.run(command, check=True)
     whole = content(on_disk / "whole")
-    found = content(out)
-    assert {name: data for name, data in found.items() if not name.endswith(".tmp")} == whole
-    amips.Task(out, verify=True)
+    assert {name: data for name, data in content(out).items() if not name.endswith(".tmp")} == whole
+    amips.task.load_task(out, verify=True)
 
 
 class TestGivenSplit:
@@ -596,3 +611,42 @@ def test_the_options_that_differ_are_named(world, tmp_path):
     amips.label(keys, queries, cells=3, out=tmp_path / "t", **SMALL)
     with pytest.raises(TaskError, match=r"other inputs or options \(cells\)"):
         amips.label(keys, queries, cells=4, out=tmp_path / "t", **SMALL)
+
+
+class TestDefaults:
+    def test_they_are_the_measured_recipe(self, world):
+        keys, queries = world
+        task = amips.label(keys, queries)
+        assert task.c == partition.default_count(600) == 75  # 4 sqrt(n), but 8 keys a cell at least
+        assert task.query_aware == 1.5
+        assert not task.has_cell_targets
+        assert [len(split) for split in splits(task).values()] == [420, 140, 140]  # a fifth each is held out
+        assert task.train.top_ids.shape == (420, 10)
+
+    def test_without_a_place_it_is_kept_until_the_process_ends(self, world):
+        program = (
+            "import amips, numpy as np\n"
+            "x = np.random.default_rng(0).standard_normal((50, 8))\n"
+            "print(amips.label(x, x, cells=2).path)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        assert "amips-task-" in done.stdout
+        assert not Path(done.stdout.strip()).exists()
+
+    def test_the_paper_is_a_preset(self, world):
+        task = amips.label(*world, preset="paper", **SMALL)
+        assert task.c == 1
+        assert len(task.train) == 5 * 650
+        more = amips.label(*world, preset="paper", cells=4, copies=1, **SMALL)
+        assert (more.c, len(more.train), more.query_aware) == (4, 2 * 650, 0.0)
+        assert more.has_cell_targets
+        with pytest.raises(TaskError, match=r"^preset='thesis': expected one of paper, or None$"):
+            amips.label(*world, preset="thesis")
+
+    def test_what_a_model_of_it_is_good_for(self, task):
+        again = task.with_cells(partition.kmeans(task.keys, 8))
+        assert task.fingerprints.keys() == {"keys", "cells", "quantizer"}
+        assert again.fingerprints["keys"] == task.fingerprints["keys"]
+        assert again.fingerprints["cells"] != task.fingerprints["cells"]
+        assert again.fingerprints["quantizer"] != task.fingerprints["quantizer"]
+        assert amips.task.load_task(task.path).fingerprints == task.fingerprints

@@ -1,16 +1,16 @@
 """The builder: cells, router, second cells and index of a design, each made once and kept by fingerprint.
 
-    directory/
-      cells-<fingerprint>.npz     a partition
-      run-<fingerprint>/          the training run of a router
-      second-<fingerprint>.npy    second cells
-      index-<fingerprint>/        a bundle
+directory/
+  cells-<fingerprint>.npz     a partition
+  run-<fingerprint>/          the training run of a router
+  second-<fingerprint>.npy    second cells
+  index-<fingerprint>/        a bundle
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from amips.cells import POINTS_PER_CELL, TOP, Cells, fingerprint_of, query_aware
 from amips.design import OWN, Design, RouterSpec
 from amips.errors import AmipsError, BundleError, RunError, TrainingInterrupted
 from amips.extras import needs_extra
-from amips.files import temporary_directory, write_atomically
+from amips.files import local, temporary_directory, write_atomically
 from amips.index import FEWEST_KEYS, REFINE, FaissCellStore
 from amips.lean import STEP, Projection, learn_projection, reduced_dimension
 from amips.nets import AffineNet, Linear, MaxAffine, Model
@@ -35,10 +35,18 @@ from amips.search import (
 )
 from amips.task import Task
 
+Value = TypeVar("Value")
+
 ITERATIONS = 20  # of k-means
 MINUTES = 1.0  # of training, at most: it ends when val stops improving
 TARGET_RECALL = 0.95
-LEAN_FRACTIONS = (0.25, 1 / 3, 0.4, 0.5, 0.6)  # of the dimensions, of lean storage: the smallest that will do,
+LEAN_FRACTIONS = (
+    0.25,
+    1 / 3,
+    0.4,
+    0.5,
+    0.6,
+)  # of the dimensions, of lean storage: the smallest that will do,
 LEAN_RECALL = 0.99  # ... which is: so many of the true top keys are among the candidates
 LEAN_SAMPLE = 200  # queries this is looked up for
 CELLS = ("structure", "cells", "query_aware")  # the fields that a partition depends on,
@@ -71,7 +79,7 @@ class Builder:
     ) -> None:
         self.task, self.minutes, self.recall, self.seed = task, minutes, recall, seed
         self.iterations, self.points, self.progress = iterations, points, progress
-        self.directory = temporary_directory("amips-build-") if directory is None else Path(directory)
+        self.directory = temporary_directory("amips-build-") if directory is None else local(directory, RunError)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._projection: Projection | None = None
         self._store: tuple[str, FaissCellStore] | None = None  # one: an index is what takes memory
@@ -175,7 +183,7 @@ class Builder:
             weights = {"A": projection.queries, "W": projection.weights(task.cells.centroids)}
         if architecture.bias:
             weights["b"] = np.zeros(task.c, np.float32)
-        about = {"keys": task.fingerprint, "cells": fingerprint_of(task.cells.assignment)}
+        about = dict(task.fingerprints)
         return AffineNet(architecture, weights, about)
 
     def projection(self, r: int) -> Projection:
@@ -199,9 +207,7 @@ class Builder:
         name = f"second-{self.resolved(design).fingerprint(*SECOND)}-{_identity(model)}-{self.recall:g}.npy"
         return _kept(self.directory / name, make, _write_second, _read_second)
 
-    def store(
-        self, design: Design, model: Any, second: NDArray[np.int32] | None = None
-    ) -> FaissCellStore:
+    def store(self, design: Design, model: Any, second: NDArray[np.int32] | None = None) -> FaissCellStore:
         """The keys of a design by cell. The last one made is held: several ways to route it may follow."""
         design = self.resolved(design)
         self.check(design)
@@ -241,10 +247,8 @@ class Builder:
         searcher = Searcher(store, model, fingerprint=self.task.fingerprint, design=design)
         return replace(searcher, temperature=estimate_routing(searcher, self.task.val).temperature)
 
-    def index(
-        self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None
-    ) -> Searcher:
-        """The index of a design, measured on the val queries; kept as a bundle where the builder made it all."""
+    def index(self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None) -> Searcher:
+        """The index of a design, measured on the val queries; kept as a bundle if the builder made it all."""
         design = self.resolved(design)
         kept = self.directory / f"index-{design.fingerprint()}-{self.minutes:g}-{self.recall:g}"
         own = isinstance(model, str) and second is None
@@ -279,7 +283,9 @@ def _identity(model: Any) -> str:
     return "centroids" if model is None else model.fingerprint if isinstance(model, Model) else str(id(model))
 
 
-def _kept(path: Path, make: Callable[[], Any], write: Any, read: Any) -> Any:
+def _kept(
+    path: Path, make: Callable[[], Value], write: Callable[[Any, Value], None], read: Callable[[Path], Value]
+) -> Value:
     """What is in the file, or what `make` gives, written there."""
     if not path.exists():
         value = make()
@@ -297,7 +303,7 @@ def _write_cells(file: Any, cells: Cells) -> None:
 
 
 def _read_cells(path: Path) -> Cells:
-    with np.load(path) as arrays:
+    with path.open("rb") as file, np.load(file) as arrays:  # numpy leaves a file that it cannot read open
         return Cells(arrays["assignment"], arrays["centroids"])
 
 

@@ -1,13 +1,13 @@
 """`build`: from a task and a model, or a design, to an index with measured operating points."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from amips.builder.builder import MINUTES, TARGET_RECALL, Builder
 from amips.design import OWN, SPILL_FRACTION, Design, Storage
 from amips.errors import AmipsError, RunError
-from amips.nets import DESCRIPTION, Model, load_model, recipe_named, spec_of
+from amips.nets import DESCRIPTION, Model, Recipe, load_model, spec_of
 from amips.search import Searcher, check_bundle_place, check_labels, checked_second, save
 from amips.task import Task, load_task
 
@@ -31,7 +31,8 @@ def build(
 ) -> Searcher:
     """Put the keys of a task into an index that a model routes, and measure it on the val queries.
 
-    Without options it makes what `amips.fit` usually chooses: lean storage, half of the keys in a second cell.
+    Without options it makes what `amips.fit` usually chooses: lean storage, half of the keys in a second
+    cell.
 
     Args:
         task: a task or its directory; its cells are the cells of the index, unless a design has others.
@@ -74,7 +75,9 @@ def build(
     return index
 
 
-def default_design(task: Task, model: Any = None, *, builder: Builder | None = None, **options: Any) -> Design:
+def default_design(
+    task: Task, model: Any = None, *, builder: Builder | None = None, **options: Any
+) -> Design:
     """What `build` makes of a task and a model without options: the measured recipe.
 
     Args:
@@ -82,10 +85,11 @@ def default_design(task: Task, model: Any = None, *, builder: Builder | None = N
     """
     builder = builder or Builder(task)
     router = None if model is None else spec_of(model) if isinstance(model, Model) else OWN
-    trained = recipe_named("default")
-    if isinstance(model, Model) and isinstance(recipe := model.about.get("recipe"), dict):
-        trained = type(trained)(**recipe)
-    known: dict[str, Any] = {"query_aware": task.query_aware, "router": router, "recipe": trained}
+    recipe = Recipe()
+    if isinstance(model, Model) and isinstance(stated := model.about.get("recipe"), dict):
+        names = {field.name for field in fields(Recipe)}  # an older model may state what there is no more
+        recipe = Recipe(**{name: value for name, value in stated.items() if name in names})
+    known: dict[str, Any] = {"query_aware": task.query_aware, "router": router, "recipe": recipe}
     known["spill_fraction"] = SPILL_FRACTION if task.c > 1 else 0.0
     if "storage" not in options:
         known["storage"] = "flat" if builder.lean_dimensions() is None else "lean"

@@ -37,12 +37,13 @@ def fit(
     """From keys and queries to an index that is cheaper to search than plain IVF, in about the minutes given.
 
     Labels the queries; searches over designs (numbers of cells, plain and query-aware; the router trained or
-    not; second cells; float32 or lean storage) by their cost on held-out queries; builds the best and keeps the
-    cheapest. What was gained over plain IVF is measured on other queries, printed, and kept as `index.report`. If
-    nothing was, the index is plain IVF. `index.search(x)` then serves the recall asked for here.
+    not; second cells; float32 or lean storage) by their cost on held-out queries; builds the best and keeps
+    the cheapest. What was gained over plain IVF is measured on other queries, printed, and kept as
+    `index.report`. If nothing was, the index is plain IVF. `index.search(x)` then serves the recall asked for
+    here.
 
-    Work in progress is kept in `OUT.work`, reused when the same call is made again and removed at its end; what
-    a call left there that is not made again may be deleted.
+    Work in progress is kept in `OUT.work`, reused when the same call is made again and removed at its end;
+    what a call left there that is not made again may be deleted.
 
     Args:
         keys, queries: arrays or files, see `amips.vectors.open_vectors`.
@@ -53,7 +54,8 @@ def fit(
         objective: what decides between the best designs: "flops", or the measured time of a query alone
             ("latency") or among many ("throughput").
         storage: "flat", "sq8", "pq" or "lean"; the cheaper of "flat" and "lean" when not given.
-        spill_fraction: of the keys, that are put into a second cell, too; what pays when not given, 0 for none.
+        spill_fraction: of the keys, that are put into a second cell, too; what pays when not given, 0 for
+            none.
         ids: what to return for each key instead of 0..n-1.
         quiet: print nothing.
     """

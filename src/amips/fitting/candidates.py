@@ -1,9 +1,9 @@
 """Candidates: designs with what they are estimated to cost on the val queries, before any index is built.
 
 A scan finds what is in the cells it looks at, so the cost of a design at a recall follows from the scores of
-its router alone (`amips.search.estimate`): for float32 keys exactly, for lean storage up to what its codes lose,
-which is a little, and for which the target is raised. That makes a design cheap to judge as a whole: cells,
-router, second cells and storage together.
+its router alone (`amips.routers.estimate`): for float32 keys exactly, for lean storage up to what its codes
+lose, which is a little, and for which the target is raised. That makes a design cheap to judge as a whole:
+cells, router, second cells and storage together.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from amips.cells import STRENGTH, default_count
 from amips.design import Design, Storage
 from amips.fitting.settings import Settings
 from amips.index import REFINE, scan_flops
-from amips.nets import Recipe
+from amips.lean import reduced_dimension
+from amips.nets import Linear, Recipe
 from amips.routers import router_for
 from amips.search import TOP, RoutingEstimate, first_of, ranked
 
@@ -26,7 +27,10 @@ from amips.search import TOP, RoutingEstimate, first_of, ranked
 COUNTS = (4.0, 8.0, 2.0, 1.0, 16.0, 0.5)
 STRENGTHS = (STRENGTH, 0.0, 2 * STRENGTH)  # of query-aware cells; 0 is plain k-means
 SPILL_FRACTIONS = (0.1, 0.5)
-CODES_KEEP = 0.995  # of the top keys in the cells that are scanned: what lean codes leave among the candidates
+RANK_FRACTIONS = (1 / 6, 1 / 4, 1 / 2)  # of the dimensions, beside the third that partitions are tried with
+CODES_KEEP = (
+    0.995  # of the top keys in the cells that are scanned: what lean codes leave among the candidates
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,7 @@ class Estimator:
         scanned = routing.at_probes(routing.probes_for(self.settings.recall)).scanned.mean()
         return float(2 * self.builder.task.d * (count + scanned) / self.full)
 
-    def candidate(
-        self, design: Design, model: Any, second: NDArray[np.int32] | None = None
-    ) -> Candidate:
+    def candidate(self, design: Design, model: Any, second: NDArray[np.int32] | None = None) -> Candidate:
         """The design with the storage that makes it cheapest."""
         routing = self._routing(design, model, second)
         ways = []
@@ -82,11 +84,11 @@ class Estimator:
         task = self.builder.task_of(candidate.design)
         router = router_for(candidate.model, task.cells.centroids)
         order = ranked(task, router, self.settings.recall)
-        found = []
+        ways = []
         for fraction in fractions:
             design = replace(candidate.design, spill_fraction=fraction)
-            found.append(self.candidate(design, candidate.model, first_of(*order, fraction)))
-        return found
+            ways.append(self.candidate(design, candidate.model, first_of(*order, fraction)))
+        return ways
 
     def _cost(self, design: Design, model: Any, routing: RoutingEstimate) -> float:
         recall = self.settings.recall
@@ -123,6 +125,18 @@ def partitions(n: int, wanted: int | None) -> Iterator[Design]:
     late = [(count, STRENGTHS[2]) for count in numbers]
     for count, strength in [*early, *late]:
         yield Design(count, strength, recipe=None, spill_fraction=0.0, storage="flat")
+
+
+def ranks(design: Design, d: int) -> list[Design]:
+    """The same design with routers of other ranks: with few keys the router is a large part of the cost."""
+    assert isinstance(design.router, Linear)
+    assert design.router.rank is not None
+    numbers = dict.fromkeys(reduced_dimension(d, fraction) for fraction in RANK_FRACTIONS)
+    return [
+        replace(design, router=replace(design.router, rank=rank))
+        for rank in numbers
+        if rank < d and rank != design.router.rank
+    ]
 
 
 def trained(design: Design) -> Design:

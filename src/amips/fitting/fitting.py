@@ -1,6 +1,7 @@
 """The steps of a fit: label, search over designs by successive halving, compare with plain IVF.
 
     every partition there is time for, untrained          estimated cost on val, the best storage for each
+    the best three of these, with routers of other ranks
     the best three of these, trained                      ... the better of trained and untrained counts
     the best three of these, with second cells            ... with the best fraction, or none
     the best three of these, built                        measured cost on val: FLOPs or time
@@ -24,7 +25,7 @@ from amips.cells import POINTS_PER_CELL
 from amips.design import Design
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, write_json
-from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, trained
+from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
 from amips.fitting.reporting import compare
 from amips.fitting.settings import Settings
 from amips.search import TOP, Searcher, point_for
@@ -67,7 +68,8 @@ class Fitting:
         builder = self._builder(task)
         estimator = Estimator(builder, self.settings)
         tried, plain = self._partitions(estimator)
-        candidates = self._with_second_cells(estimator, self._trained(estimator, tried))
+        routed = self._trained(estimator, self._ranks(estimator, tried))
+        candidates = self._with_second_cells(estimator, routed)
         index = self._built(builder, candidates)
         best = min(plain, key=lambda count: plain[count])
         baseline = self._measured(builder, self._plain(estimator, best))[0]
@@ -109,8 +111,6 @@ class Fitting:
                 queries,
                 out=self.work / WORK_TASK,
                 cells=1,
-                val=held_out,
-                test=held_out,
                 k=TOP,
                 seed=seed,
                 progress=not self.quiet,
@@ -159,6 +159,19 @@ class Fitting:
             self._tell(candidate)
         return tried, plain
 
+    def _ranks(self, estimator: Estimator, tried: list[Candidate]) -> list[Candidate]:
+        """The best partitions, each with the rank of its router that costs least."""
+        builder, kept = estimator.builder, []
+        for candidate in _best(tried):
+            others = [
+                estimator.candidate(design, builder.model(design))
+                for design in ranks(candidate.design, builder.task.d)
+            ]
+            kept.append(min(candidate, *others, key=lambda one: one.cost) if others else candidate)
+            if kept[-1] is not candidate:
+                self._tell(kept[-1])
+        return kept
+
     def _trained(self, estimator: Estimator, tried: list[Candidate]) -> list[Candidate]:
         """Of the best partitions the better of the trained and the untrained router."""
         builder, kept = estimator.builder, []
@@ -202,7 +215,8 @@ class Fitting:
         least = math.inf
         for candidate in _best(candidates):
             index, cost = self._measured(builder, candidate)
-            if best is None or cost < least * (WORTH if index.spilled > best.spilled else 1):
+            cost /= WORTH if index.spilled else 1
+            if best is None or cost < least:
                 best, least = index, cost
         assert best is not None
         return best
@@ -219,7 +233,7 @@ class Fitting:
         return Candidate(Design.plain(count, storage, dimensions), None, None, math.nan)
 
     def _swept(self, plain: dict[int, float], best: int, n: int) -> str:
-        """Over which numbers of cells plain IVF is the best, and whether one that was left out may be better."""
+        """Over which numbers of cells plain IVF is the best; whether one that was left out may be better."""
         numbers = sorted(plain)
         left_out = set(counts(n, self.settings.cells)) - set(numbers)
         more = left_out and best in (numbers[0], numbers[-1])
@@ -242,7 +256,7 @@ class Fitting:
         return f"{1e6 * cost:,.0f} us a query"
 
     def cost(self, index: Searcher) -> float:
-        """What the objective names, of one val query at the recall asked for; infinite if that is out of reach."""
+        """What the objective names, of one val query at the recall asked for; infinite if out of reach."""
         recall = self.settings.recall
         if all(point.recall10 < recall for point in index.points):
             return math.inf

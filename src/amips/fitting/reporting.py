@@ -74,7 +74,9 @@ def _notes(task: Task, index: Searcher, settings: Settings, before: float, after
     def shown(cost: float) -> str:
         if np.isinf(cost):
             return "does not reach it"
-        return f"{cost:.2%} of a full scan" if settings.objective == "flops" else f"{1e6 * cost:,.0f} us a query"
+        return (
+            f"{cost:.2%} of a full scan" if settings.objective == "flops" else f"{1e6 * cost:,.0f} us a query"
+        )
 
     notes = [
         f"{settings.objective} at recall@10 {settings.recall} on val: plain IVF {shown(before)}; "

@@ -1,5 +1,6 @@
 """Routers: a query in, one score for each cell out; and which cells to probe, given the scores."""
 
+from amips.routers.estimate import Probing, RoutingEstimate
 from amips.routers.routers import (
     CellRouter,
     CentroidRouter,
@@ -23,7 +24,9 @@ __all__ = [
     "CentroidRouter",
     "MapperRouter",
     "OwnRouter",
+    "Probing",
     "Router",
+    "RoutingEstimate",
     "best_cells",
     "cells_above",
     "check_fits",

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.routers import Router, fit_temperature, holds_mass, masses
+from amips.routers.routers import Router
+from amips.routers.stopping import fit_temperature, holds_mass, masses
 from amips.vectors import Floats
 
 BLOCK_FLOATS = 1 << 24

@@ -170,10 +170,11 @@ class MapperRouter:
 
 @dataclass(frozen=True)
 class OwnRouter:
-    """A router that was brought along: any object with `scores(x)`, [m, d] float32 -> [m, c], larger is better.
+    """A router that was brought along: any object with `scores(x)`, [m, d] float32 -> [m, c], larger is
+    better.
 
-    The scores may be a numpy array or a torch tensor. An attribute `flops`, if it has one, is what scoring one
-    query costs; otherwise its cost is not known, and counts as nothing.
+    The scores may be a numpy array or a torch tensor. An attribute `flops`, if it has one, is what scoring
+    one query costs; otherwise its cost is not known, and counts as nothing.
     """
 
     model: Any
@@ -198,8 +199,9 @@ class OwnRouter:
 
     def scores(self, x: Floats) -> Floats:
         """Its scores, checked."""
-        raw = self.model.scores(x)
-        scores = np.asarray(raw.detach() if hasattr(raw, "detach") else raw, np.float32)
+        # A copy of what is read from a file: torch warns of memory that it could not write to.
+        raw = self.model.scores(x if x.flags.writeable else np.array(x))
+        scores = np.asarray(raw.detach().cpu() if hasattr(raw, "detach") else raw, np.float32)
         if scores.shape != (len(x), self.c):
             raise RunError(
                 f"the router gave scores of shape {list(scores.shape)} for {len(x)} queries, "

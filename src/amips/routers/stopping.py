@@ -7,9 +7,10 @@ The *mass* of cell j is the share of a query's top keys that it is expected to h
 with the temperature t fitted to held-out queries. To scan a cell costs as many products as it has keys,
 whichever query asks, so one bound on the mass, the same for all queries, finds the most for a given cost over
 all of them: easy queries end after a cell or two, hard ones go on. This module is the only place that knows
-this rule; `amips.search.estimate` applies it to held-out queries, `Searcher` to those that are asked.
+this rule; `amips.routers.estimate` applies it to held-out queries, `Searcher` to those that are asked.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def masses(scores: Floats, temperature: float) -> Floats:
 
 
 def holds_mass(mass: Floats, scores: Floats, min_mass: float) -> NDArray[np.bool_]:
-    """Which cells are probed, [m, c]: those with at least this mass, and the best of each query in any case."""
+    """Which cells are probed, [m, c]: those with at least this mass, and each query's best in any case."""
     probed = mass >= np.float32(min_mass)
     # Of cells that tie for the best one is enough: nothing asks for a scan of all of them.
     probed[np.arange(len(scores)), scores.argmax(axis=1)] = True
@@ -84,7 +85,9 @@ def limit_probes(cells: NDArray[np.int64], probes: NDArray[np.integer[Any]]) -> 
 def fit_temperature(scores: Floats, cells: NDArray[np.integer[Any]]) -> float:
     """The temperature t at which softmax(scores / t) best predicts the cells [m, k] of the top keys.
 
-    It has the least cross-entropy, over a grid of steps of 10 % around the spread of the scores.
+    It has the least cross-entropy, over a grid of steps of 10 % around the spread of the scores. The
+    cross-entropy is convex in 1 / t, so that bisection finds the step: every look at it takes an exponential
+    of every score.
     """
     spread = float(np.std(scores - scores.mean(axis=1, keepdims=True)))
     if not spread > 0:
@@ -92,8 +95,14 @@ def fit_temperature(scores: Floats, cells: NDArray[np.integer[Any]]) -> float:
     wanted = np.take_along_axis(scores, cells, axis=1).mean(axis=1)
     high = scores.max(axis=1)
 
-    def entropy(t: float) -> float:
+    @cache
+    def entropy(step: int) -> float:
+        t = spread * STEP**step
         total = np.log(np.exp((scores - high[:, None]) / np.float32(t)).sum(axis=1))
         return float((total + (high - wanted) / t).mean())
 
-    return min((spread * STEP**step for step in range(LOWEST, HIGHEST)), key=entropy)
+    low, last = LOWEST, HIGHEST - 1
+    while low < last:
+        middle = (low + last) // 2
+        low, last = (low, middle) if entropy(middle) <= entropy(middle + 1) else (middle + 1, last)
+    return float(spread * STEP**low)

@@ -16,11 +16,13 @@ from amips import cells as partition
 from amips import exact
 from amips.errors import TaskError, VectorError
 from amips.files import temporary_directory
-from amips.task.store import TaskStore
+from amips.task.store import TaskStore, check_task_place
 from amips.task.task import SPLITS, Task
 from amips.vectors import Vectors, first_equal, inspect, open_vectors, row_norms
 
-HELD_OUT = 1000  # queries for choosing, and as many for reporting, where there are at least five times as many
+HELD_OUT = (
+    1000  # queries for choosing, and as many for reporting, where there are at least five times as many
+)
 # What the paper does, where it differs from the defaults: noisy copies, and targets for every cell.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"cells": 1, "query_aware": 0.0, "copies": 4, "cell_targets": True}
@@ -59,18 +61,18 @@ def label(
         out: the task directory. A finished task with the same inputs is returned as it is; an unfinished
             one is continued; one with other inputs is left alone and is an error. None makes a temporary one
             that is gone when the process ends.
-        preset: "paper" begins with what the paper does: no cells, four noisy copies of each query, targets for
-            every cell. Other options replace those of the preset.
-        cells: the number of cells (FAISS calls it nlist), a `Cells`, or a FAISS IVF index to take them from;
-            1 means no partition; about 4 sqrt(n) if None.
+        preset: "paper" begins with what the paper does: no cells, four noisy copies of each query, targets
+            for every cell. Other options replace those of the preset.
+        cells: the number of cells (FAISS calls it nlist), a `Cells`, or a FAISS IVF index that holds the
+            keys, to take them from (`amips.cells.from_faiss`); 1 means no partition; about 4 sqrt(n) if None.
         query_aware: move keys towards the training queries that want them before k-means, by so much; see
             `amips.cells.query_aware`. 1.5 if None and nothing speaks against it; 0 is plain k-means.
         spherical, runs: see `amips.cells.kmeans`.
         copies: noisy copies of each query beside the original, in the splits named by `noisy_splits`.
         noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
             Noisy queries are scaled back to their norm.
-        val, test: how many distinct queries to hold out for choosing and for reporting; 1,000 each if None, or
-            a fifth of them where there are fewer than 5,000.
+        val, test: how many distinct queries to hold out for choosing and for reporting; 1,000 each if None,
+            or a fifth of them where there are fewer than 5,000.
         split: a split of your own instead, one of "train", "val", "test" or "" (unused) for each query. Of
             equal queries the first counts.
         k: top keys stored for each query.
@@ -83,6 +85,8 @@ def label(
     if preset is not None and preset not in PRESETS:
         raise TaskError(f"preset={preset!r}: expected one of {' '.join(PRESETS)}, or None")
     chosen = PRESETS.get(preset or "", {})
+    if out is not None:
+        check_task_place(out)  # before the work, not after it
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     if keys.d != queries.d:
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
@@ -167,6 +171,7 @@ def label(
         "unit_norm": key_facts.unit_norm and query_facts.unit_norm,
         "duplicate_queries": queries.n - len(distinct),
         "imbalance": parts.imbalance,
+        "quantizer": cells.quantizer if isinstance(cells, partition.Cells) else "",
         "rows": {name: store.queries(name).n for name in SPLITS},
         "options": plan,
     }
@@ -212,9 +217,10 @@ def _split_randomly(
     queries: Vectors, distinct: NDArray[np.int64], val: int, test: int, seed: int
 ) -> dict[str, NDArray[np.int64]]:
     if len(distinct) < val + test + 1:
+        less = "lower val and test, or " if val + test > 2 else ""
         raise VectorError(
             f"{queries.name}: {len(distinct)} distinct queries are too few to hold out "
-            f"{val} for val and {test} for test; lower val and test, or bring more queries"
+            f"{val} for val and {test} for test; {less}bring more queries"
         )
     shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
     return {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
@@ -231,9 +237,7 @@ def _checked_split(split: Any, queries: Vectors) -> NDArray[np.str_]:
     return words.astype("<U5")
 
 
-def _check_options(
-    copies: int, noise: float, noisy_splits: tuple[str, ...], k: int, seed: int
-) -> None:
+def _check_options(copies: int, noise: float, noisy_splits: tuple[str, ...], k: int, seed: int) -> None:
     if copies < 0 or noise < 0 or not np.isfinite(noise):
         raise VectorError(f"copies={copies}, noise={noise}: expected finite numbers, neither negative")
     if unknown := set(noisy_splits) - set(SPLITS):

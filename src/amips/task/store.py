@@ -21,14 +21,21 @@ from numpy.typing import NDArray
 
 from amips import cells as partition
 from amips.errors import TaskError
-from amips.files import differing, read_json, read_manifest, write_json, write_manifest
+from amips.files import (
+    begin_output,
+    check_output,
+    check_same,
+    read_json,
+    read_manifest,
+    write_atomically,
+    write_manifest,
+)
 from amips.rowfiles import JOURNAL, RowFiles
 from amips.task.task import SPLITS, Split, Task
 from amips.vectors import Vectors, open_vectors
 
 MANIFEST, PLAN = "task.json", "plan.json"
 FORMAT = 1
-ADVICE = "choose another directory, or remove this one"
 
 
 class TaskStore:
@@ -56,7 +63,9 @@ class TaskStore:
         return Task(
             self.path,
             self._vectors("keys.npy", "keys"),
-            partition.Cells(np.asarray(assignment), np.asarray(centroids)),
+            partition.Cells(
+                np.asarray(assignment), np.asarray(centroids), str(manifest.get("quantizer", ""))
+            ),
             **splits,
             fingerprint=str(manifest["keys"]),
             options=manifest["options"],
@@ -84,26 +93,12 @@ class TaskStore:
 
     def begin(self, plan: dict[str, Any]) -> bool:
         """Make the directory ready to be begun or continued with this plan; False if the task is finished."""
-        out = self.path
-        if (out / MANIFEST).exists():
-            before = read_json(out / MANIFEST, TaskError).get("options")
-            if before != plan:
-                other = differing(before or {}, plan)
-                raise TaskError(
-                    f"{out} already holds a task made from other inputs or options ({other}); {ADVICE}"
-                )
+        check_task_place(self.path)
+        if (self.path / MANIFEST).exists():
+            before = read_json(self.path / MANIFEST, TaskError).get("options")
+            check_same(self.path, before or {}, plan, TaskError, "a task")
             return False
-        if (out / PLAN).exists():
-            if (before := read_json(out / PLAN, TaskError)) != plan:
-                other = differing(before, plan)
-                raise TaskError(
-                    f"{out} holds an unfinished task of other inputs or options ({other}); {ADVICE}"
-                )
-            return True
-        if out.exists() and (not out.is_dir() or any(f.name[0] != "." for f in out.iterdir())):
-            raise TaskError(f"{out} exists and is not a task; {ADVICE}")
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / PLAN, plan)
+        begin_output(self.path, plan, TaskError, what="an unfinished task", mark=PLAN)
         return True
 
     def write_keys(self, keys: Vectors) -> Vectors:
@@ -129,7 +124,8 @@ class TaskStore:
 
     def top_ids(self, split: str) -> NDArray[np.int32]:
         """The top keys of a split that have been found."""
-        return np.load(self.top(split) / "ids.npy", mmap_mode="r")
+        ids: NDArray[np.int32] = np.load(self.top(split) / "ids.npy", mmap_mode="r")
+        return ids
 
     def cell_targets(self, split: str) -> Path:
         """Where the top key of every cell goes."""
@@ -144,8 +140,8 @@ class TaskStore:
     def write_cells(self, cells: partition.Cells) -> None:
         """Write the partition; the assignment goes last."""
         np.save(self.path / "centroids.npy", cells.centroids)
-        np.save(self.path / "cells.partial.npy", cells.assignment.astype(np.int32))
-        (self.path / "cells.partial.npy").rename(self.path / "cells.npy")
+        assignment = cells.assignment.astype(np.int32)
+        write_atomically(self.path / "cells.npy", lambda file: np.save(file, assignment))
 
     def finish(self, fields: dict[str, Any], cell_targets: bool) -> Task:
         """Declare the task finished, and read it."""
@@ -154,6 +150,11 @@ class TaskStore:
         for leftover in [*self.path.rglob(JOURNAL), self.path / PLAN]:
             leftover.unlink()
         return self.read()
+
+
+def check_task_place(path: str | Path) -> Path:
+    """The path of a task to be; TaskError if writing it there could harm anything else."""
+    return check_output(path, TaskError, what="a task", marks=[MANIFEST, PLAN])
 
 
 def load_task(path: "str | Path | Task", verify: bool = False) -> Task:

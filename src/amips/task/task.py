@@ -1,4 +1,4 @@
-"""What a task is: keys, cells, and queries split by source with their exact targets, as they are in memory."""
+"""What a task is: keys, cells, and queries split by source with their exact targets, in memory."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,26 +87,40 @@ class Task:
         return self.cells.count
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """What a model trained on it is good for: the keys, which is in which cell, what decides that."""
+        return {
+            "keys": self.fingerprint,
+            "cells": partition.fingerprint_of(self.cells.assignment),
+            "quantizer": self.cells.quantizer_fingerprint,
+        }
+
+    @property
     def has_cell_targets(self) -> bool:
         """Whether the top key of every cell is known; of one cell it is the top key."""
-        return self.train.cell_ids.shape[1] == self.c > 1
+        return bool(self.train.cell_ids.shape[1] == self.c > 1)
 
     @property
     def query_aware(self) -> float | None:
         """How strongly its cells follow the queries; None if they were given by hand."""
         known = isinstance(self.options.get("cells"), int) and self.options.get("spherical", True)
-        return float(self.options.get("query_aware", 0.0)) if known and self.options.get("runs", 1) == 1 else None
+        return (
+            float(self.options.get("query_aware", 0.0))
+            if known and self.options.get("runs", 1) == 1
+            else None
+        )
 
     def with_cells(self, cells: partition.Cells) -> "Task":
         """The same keys, queries and top keys over another partition; without targets for each cell."""
         options = {**self.options, "cells": partition.fingerprint_of(cells.assignment)}
         width = 1 if cells.count == 1 else 0
-        splits = {}
-        for name in SPLITS:
-            split: Split = getattr(self, name)
-            targets = {"cell_scores": split.top_scores[:, :width], "cell_ids": split.top_ids[:, :width]}
-            splits[name] = replace(split, **targets)
-        return replace(self, cells=cells, options=options, **splits)
+
+        def without_targets(split: Split) -> Split:
+            scores, ids = split.top_scores[:, :width], split.top_ids[:, :width]
+            return replace(split, cell_scores=scores, cell_ids=ids)
+
+        train, val, test = (without_targets(split) for split in (self.train, self.val, self.test))
+        return replace(self, cells=cells, options=options, train=train, val=val, test=test)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(getattr(self, split)):,} {split}" for split in SPLITS)
