@@ -25,8 +25,8 @@ def transport_error(predicted: Floats, x: Floats, target: Floats) -> NDArray[np.
 
 def rank_metrics(ranks: NDArray[np.integer[Any]], at: tuple[int, ...] = (10, 100)) -> dict[str, float]:
     """Match rate (rank 1), recall at k and mean reciprocal rank of the true top key."""
-    found = {f"recall@{k}": float((ranks <= k).mean()) for k in at}
-    return {"match": float((ranks == 1).mean()), **found, "mrr": float((1.0 / ranks).mean())}
+    recalls = {f"recall@{k}": float((ranks <= k).mean()) for k in at}
+    return {"match": float((ranks == 1).mean()), **recalls, "mrr": float((1.0 / ranks).mean())}
 
 
 def routing_accuracy(

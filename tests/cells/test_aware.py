@@ -6,7 +6,7 @@ import pytest
 import amips
 from amips import VectorError
 from amips.cells import aware, kmeans, query_aware, wanted_by
-from amips.search.estimate import RoutingEstimate
+from amips.routers import RoutingEstimate
 from amips.vectors import open_vectors
 
 N, M, D, K = 300, 120, 8, 5
@@ -205,6 +205,6 @@ def test_it_takes_fewer_keys_to_find_as_much(seed):
         routed = RoutingEstimate(queries[held] @ cells.centroids.T, cells.assignment[top[held]], cells.sizes)
         return routed.at_probes(routed.probes_for(0.9)).scanned.mean()
 
-    plain = scanned(amips.kmeans(keys, 64))
+    plain = scanned(amips.cells.kmeans(keys, 64))
     ours = scanned(query_aware(keys, queries[train], top[train], 64))
     assert ours < 0.6 * plain, (ours, plain)

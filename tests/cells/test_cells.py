@@ -1,12 +1,10 @@
 """Partitions: the same for a seed, no cell empty, every key in its nearest cell."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 
-from amips import Cells, kmeans
 from amips import cells as partition
+from amips.cells import Cells, kmeans
 from amips.errors import VectorError
 from amips.vectors import open_vectors
 from helpers import make_world
@@ -76,11 +74,9 @@ class TestKmeans:
         assert np.array_equal(a.assignment, b.assignment)
         assert np.array_equal(a.centroids, b.centroids)
 
-    def test_a_sample_is_enough_when_keys_are_many(self, keys, monkeypatch):
+    def test_a_sample_is_enough_when_keys_are_many(self, keys):
         """With fewer training points than keys all keys are still assigned, to the nearest."""
-        # By name: `amips.cells.kmeans` is the function.
-        monkeypatch.setattr(import_module("amips.cells.kmeans"), "POINTS_PER_CELL", 40)
-        a, b = kmeans(keys, 8, seed=1), kmeans(keys, 8, seed=1)
+        a, b = kmeans(keys, 8, points=40, seed=1), kmeans(keys, 8, points=40, seed=1)
         check(a, 2000, 8, 12)
         assert np.array_equal(a.assignment, b.assignment)
         assert np.array_equal(a.assignment, (keys @ a.centroids.T).argmax(axis=1))

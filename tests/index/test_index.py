@@ -5,7 +5,7 @@ import pytest
 
 from amips import AmipsError, BundleError
 from amips.blas import faiss
-from amips.index import FaissCellStore, faiss_ivf
+from amips.index import FaissCellStore, faiss_store
 from amips.index.top_keys import best_first
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
@@ -35,15 +35,15 @@ class World:
         self.centroids = rng.standard_normal((C, D)).astype(np.float32)
         self.rng = rng
         keys = open_vectors(self.keys)
-        projection = learn(keys, open_vectors(self.x), R) if storage == "lean" else None
-        self.engine = FaissCellStore.build(keys, self.assignment, self.centroids, storage, projection)
+        projection = learn_projection(keys, open_vectors(self.x), R) if storage == "lean" else None
+        self.store = FaissCellStore.build(keys, self.assignment, self.centroids, storage, projection)
 
     def brute(self, cells, k):
         return best_in_cells(self.keys, self.x[: len(cells)], self.assignment, cells, k)
 
 
 @pytest.fixture(scope="module", params=STORAGES)
-def made(request):
+def world(request):
     return World(request.param)
 
 
@@ -59,25 +59,25 @@ def whole():
 
 
 class TestCells:
-    def test_keys_are_in_the_given_cells(self, made):
-        engine = made.engine
-        assert (engine.n, engine.d) == (N, D)
-        assert engine.assignment.dtype == np.int32
-        np.testing.assert_array_equal(engine.assignment, made.assignment)
-        np.testing.assert_array_equal(engine.centroids, made.centroids)
-        np.testing.assert_array_equal(engine.sizes, np.bincount(made.assignment, minlength=C))
-        assert engine.sizes[EMPTY] == 0
-        assert engine.sizes[7] == 3
+    def test_keys_are_in_the_given_cells(self, world):
+        store = world.store
+        assert (store.n, store.d) == (N, D)
+        assert store.assignment.dtype == np.int32
+        np.testing.assert_array_equal(store.assignment, world.assignment)
+        np.testing.assert_array_equal(store.centroids, world.centroids)
+        np.testing.assert_array_equal(store.sizes, np.bincount(world.assignment, minlength=C))
+        assert store.sizes[EMPTY] == 0
+        assert store.sizes[7] == 3
         # FAISS itself would have put them elsewhere.
-        nearest = (made.keys @ made.centroids.T).argmax(axis=1)
-        assert (nearest != made.assignment).mean() > 0.5
+        nearest = (world.keys @ world.centroids.T).argmax(axis=1)
+        assert (nearest != world.assignment).mean() > 0.5
 
     def test_more_keys_than_one_block(self, flat, monkeypatch):
         monkeypatch.setattr("amips.vectors.vectors.BLOCK_BYTES", 4 * D * 64)
-        engine = FaissCellStore.build(open_vectors(flat.keys), flat.assignment, flat.centroids, "flat")
-        np.testing.assert_array_equal(engine.assignment, flat.assignment)
+        store = FaissCellStore.build(open_vectors(flat.keys), flat.assignment, flat.centroids, "flat")
+        np.testing.assert_array_equal(store.assignment, flat.assignment)
         ids = np.arange(N)[None]
-        np.testing.assert_array_equal(engine._keys_at(ids)[0], flat.keys)
+        np.testing.assert_array_equal(store._keys_at(ids)[0], flat.keys)
 
     def test_unknown_storage(self, flat):
         with pytest.raises(AmipsError, match="'flat', 'sq8', 'pq' or 'lean'"):
@@ -90,8 +90,10 @@ class TestCells:
     @pytest.mark.parametrize("d", [1, 3, 7])
     def test_pq_of_any_dimension(self, d):
         keys = np.random.default_rng(0).standard_normal((300, d)).astype(np.float32)
-        engine = FaissCellStore.build(open_vectors(keys), np.zeros(300, int), np.zeros((1, d), np.float32), "pq")
-        scores, ids = engine.scan(keys[:5], np.zeros((5, 1), np.int64), 300)
+        store = FaissCellStore.build(
+            open_vectors(keys), np.zeros(300, int), np.zeros((1, d), np.float32), "pq"
+        )
+        scores, ids = store.scan(keys[:5], np.zeros((5, 1), np.int64), 300)
         want = best_in_cells(keys, keys[:5], np.zeros(300, int), np.zeros((5, 1), int), 300)
         np.testing.assert_allclose(scores, want[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(np.sort(ids, axis=1), np.tile(np.arange(300), (5, 1)))
@@ -100,34 +102,34 @@ class TestCells:
 class TestScan:
     @pytest.mark.parametrize("m", [1, 3, 40])
     @pytest.mark.parametrize("probes", [1, 3, C])
-    def test_only_probed_cells_and_true_scores(self, made, m, probes):
-        cells = random_cells(made.rng, m, probes)
-        scores, ids = made.engine.scan(made.x[:m], cells, 10)
+    def test_only_probed_cells_and_true_scores(self, world, m, probes):
+        cells = random_cells(world.rng, m, probes)
+        scores, ids = world.store.scan(world.x[:m], cells, 10)
         assert (scores.shape, scores.dtype) == ((m, 10), np.float32)
         assert (ids.shape, ids.dtype) == ((m, 10), np.int64)
         there = ids >= 0
-        owner = np.where(there, made.assignment[np.maximum(ids, 0)], -2)
+        owner = np.where(there, world.assignment[np.maximum(ids, 0)], -2)
         probed = (owner[:, :, None] == cells[:, None, :]).any(axis=2)
         assert probed[there].all()
-        true = np.einsum("mkd,md->mk", made.keys[np.maximum(ids, 0)], made.x[:m])
+        true = np.einsum("mkd,md->mk", world.keys[np.maximum(ids, 0)], world.x[:m])
         np.testing.assert_allclose(scores[there], true[there], rtol=1e-5, atol=1e-5)
         assert np.isneginf(scores[~there]).all()
         with np.errstate(invalid="ignore"):
             assert not (np.diff(scores, axis=1) > 0).any()
         assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in ids)
 
-    def test_quantised_storage_finds_nearly_all(self, made):
-        cells = random_cells(made.rng, 40, 5)
-        want = made.brute(cells, 10)[1]
-        got = made.engine.scan(made.x, cells, 10)[1]
+    def test_quantised_storage_finds_nearly_all(self, world):
+        cells = random_cells(world.rng, 40, 5)
+        want = world.brute(cells, 10)[1]
+        got = world.store.scan(world.x, cells, 10)[1]
         share = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(got, want, strict=True)])
-        assert share == 1 if made.engine.storage == "flat" else share > 0.95
+        assert share == 1 if world.store.storage == "flat" else share > 0.95
 
     @pytest.mark.parametrize("m", [1, 40])
     def test_flat_is_brute_force(self, flat, m):
         for probes in (1, 2, 5, C):
             cells = random_cells(flat.rng, m, probes)
-            scores, ids = flat.engine.scan(flat.x[:m], cells, 25)
+            scores, ids = flat.store.scan(flat.x[:m], cells, 25)
             want = flat.brute(cells, 25)
             np.testing.assert_array_equal(ids, want[1])
             np.testing.assert_allclose(scores, want[0], rtol=1e-5, atol=1e-5)
@@ -137,7 +139,7 @@ class TestScan:
     def test_ties_go_to_the_lower_id(self, whole, m, k):
         for probes in (1, 3, C):
             cells = random_cells(whole.rng, m, probes)
-            scores, ids = whole.engine.scan(whole.x[:m], cells, k)
+            scores, ids = whole.store.scan(whole.x[:m], cells, k)
             want = whole.brute(cells, k)
             np.testing.assert_array_equal(ids, want[1])
             np.testing.assert_array_equal(scores, want[0])
@@ -147,58 +149,58 @@ class TestScan:
         world = World(storage, whole=True)
         cells = random_cells(world.rng, 40, C)
         # Every key is a candidate, so the codes lose nothing.
-        scores, ids = world.engine.scan(world.x, cells, 80)
+        scores, ids = world.store.scan(world.x, cells, 80)
         want = world.brute(cells, 80)
         np.testing.assert_array_equal(scores, want[0])
         np.testing.assert_array_equal(ids, want[1])
 
-    def test_zero_query_ties_with_every_key(self, made):
+    def test_zero_query_ties_with_every_key(self, world):
         x = np.zeros((1, D), np.float32)
-        scores, ids = made.engine.scan(x, np.arange(C)[None], 5)
+        scores, ids = world.store.scan(x, np.arange(C)[None], 5)
         np.testing.assert_array_equal(scores, np.zeros((1, 5)))
-        if made.engine.storage == "flat":
+        if world.store.storage == "flat":
             np.testing.assert_array_equal(ids, [[0, 1, 2, 3, 4]])
 
-    def test_skipped_cells(self, made):
-        cells = random_cells(made.rng, 40, 4)
+    def test_skipped_cells(self, world):
+        cells = random_cells(world.rng, 40, 4)
         skipped = cells.copy()
         skipped[::2, 1:] = -1
         skipped[5] = -1
-        got = made.engine.scan(made.x, skipped, 8)
-        few = made.engine.scan(made.x[::2], np.ascontiguousarray(cells[::2, :1]), 8)
+        got = world.store.scan(world.x, skipped, 8)
+        few = world.store.scan(world.x[::2], np.ascontiguousarray(cells[::2, :1]), 8)
         np.testing.assert_array_equal(got[1][::2], few[1])
         np.testing.assert_allclose(got[0][::2], few[0], rtol=1e-5)
         assert (got[1][5] == -1).all()
         assert np.isneginf(got[0][5]).all()
 
     @pytest.mark.parametrize("m", [1, 40])
-    def test_padding_where_cells_hold_too_few(self, made, m):
+    def test_padding_where_cells_hold_too_few(self, world, m):
         cells = np.tile([7, EMPTY], (m, 1))
-        scores, ids = made.engine.scan(made.x[:m], cells, 6)
+        scores, ids = world.store.scan(world.x[:m], cells, 6)
         np.testing.assert_array_equal(np.sort(ids[:, :3], axis=1), np.tile([0, 1, 2], (m, 1)))
-        np.testing.assert_allclose(scores, made.brute(cells, 6)[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(scores, world.brute(cells, 6)[0], rtol=1e-5, atol=1e-6)
         assert (ids[:, 3:] == -1).all()
         assert np.isneginf(scores[:, 3:]).all()
 
     @pytest.mark.parametrize("m", [1, 40])
-    def test_an_empty_cell(self, made, m):
-        scores, ids = made.engine.scan(made.x[:m], np.full((m, 1), EMPTY), 3)
+    def test_an_empty_cell(self, world, m):
+        scores, ids = world.store.scan(world.x[:m], np.full((m, 1), EMPTY), 3)
         assert (ids == -1).all()
         assert np.isneginf(scores).all()
 
     @pytest.mark.parametrize("m", [1, 40])
-    def test_more_results_than_keys(self, made, m):
-        scores, ids = made.engine.scan(made.x[:m], np.tile(np.arange(C), (m, 1)), N + 30)
+    def test_more_results_than_keys(self, world, m):
+        scores, ids = world.store.scan(world.x[:m], np.tile(np.arange(C), (m, 1)), N + 30)
         np.testing.assert_array_equal(np.sort(ids[:, :N], axis=1), np.tile(np.arange(N), (m, 1)))
         assert (ids[:, N:] == -1).all()
         np.testing.assert_allclose(
-            scores[:, :N], -np.sort(-(made.x[:m] @ made.keys.T), axis=1), rtol=1e-4, atol=1e-5
+            scores[:, :N], -np.sort(-(world.x[:m] @ world.keys.T), axis=1), rtol=1e-4, atol=1e-5
         )
 
-    def test_nothing_to_scan(self, made):
-        scores, ids = made.engine.scan(made.x[:0], np.empty((0, 3), np.int64), 4)
+    def test_nothing_to_scan(self, world):
+        scores, ids = world.store.scan(world.x[:0], np.empty((0, 3), np.int64), 4)
         assert scores.shape == ids.shape == (0, 4)
-        scores, ids = made.engine.scan(made.x[:2], np.empty((2, 0), np.int64), 4)
+        scores, ids = world.store.scan(world.x[:2], np.empty((2, 0), np.int64), 4)
         assert (ids == -1).all()
         assert np.isneginf(scores).all()
 
@@ -208,12 +210,12 @@ class TestScan:
         keys = rng.standard_normal((N, D)) * np.exp(rng.normal(0, 1.5, (N, 1)))
         keys, x = keys.astype(np.float32), rng.standard_normal((30, D)).astype(np.float32)
         assignment = rng.integers(0, C, N)
-        projection = learn(open_vectors(keys), open_vectors(x), R) if storage == "lean" else None
+        projection = learn_projection(open_vectors(keys), open_vectors(x), R) if storage == "lean" else None
         centroids = rng.standard_normal((C, D)).astype(np.float32)
-        engine = FaissCellStore.build(open_vectors(keys), assignment, centroids, storage, projection)
+        store = FaissCellStore.build(open_vectors(keys), assignment, centroids, storage, projection)
         cells = np.tile(np.arange(C), (30, 1))
         want = best_in_cells(keys, x, assignment, cells, 1)
-        scores, ids = engine.scan(x, cells, 1)
+        scores, ids = store.scan(x, cells, 1)
         right = ids[:, 0] == want[1][:, 0]
         assert right.all() if storage == "flat" else right.mean() >= 0.9
         np.testing.assert_allclose(scores[right], want[0][right], rtol=1e-5)
@@ -226,13 +228,13 @@ class TestTwoWays:
     @pytest.mark.parametrize("k", [1, 7, 90, N + 5])
     @pytest.mark.parametrize("block", [1, 3, 1024])
     def test_product_is_faiss(self, whole, k, block, monkeypatch):
-        monkeypatch.setattr(faiss_ivf, "PRODUCT_BLOCK", block)
+        monkeypatch.setattr(faiss_store, "PRODUCT_BLOCK", block)
         cells = random_cells(whole.rng, 40, 5)
         cells[::3, 2:] = -1
         cells[4] = -1
-        by_product = whole.engine._scan_by_product(whole.x, cells, k)
-        by_faiss = whole.engine._settle_ties(
-            whole.x, cells, *whole.engine._scan_by_faiss(whole.x, cells, k + 1)
+        by_product = whole.store._scan_by_product(whole.x, cells, k)
+        by_faiss = whole.store._settle_ties(
+            whole.x, cells, *whole.store._scan_by_faiss(whole.x, cells, k + 1)
         )
         for got, want in zip(by_product, by_faiss, strict=True):
             np.testing.assert_array_equal(got, want)
@@ -241,8 +243,8 @@ class TestTwoWays:
         cells = random_cells(whole.rng, 40, 3)
         cells[:, 1:] = -1
         for got, want in zip(
-            whole.engine._scan_by_product(whole.x, cells, 5),
-            whole.engine._scan_by_product(whole.x, cells[:, :1], 5),
+            whole.store._scan_by_product(whole.x, cells, 5),
+            whole.store._scan_by_product(whole.x, cells[:, :1], 5),
             strict=True,
         ):
             np.testing.assert_array_equal(got, want)
@@ -254,21 +256,21 @@ class TestTwoWays:
             monkeypatch.setattr(
                 FaissCellStore, name, lambda *args, name=name, real=real: used.append(name) or real(*args)
             )
-        flat.engine.scan(flat.x, random_cells(flat.rng, 40, 5), 3)
-        flat.engine.scan(flat.x[:1], random_cells(flat.rng, 1, C), 3)
+        flat.store.scan(flat.x, random_cells(flat.rng, 40, 5), 3)
+        flat.store.scan(flat.x[:1], random_cells(flat.rng, 1, C), 3)
         assert used == ["_scan_by_product", "_scan_by_faiss"]
 
     def test_a_tile_has_a_bounded_size(self, flat, monkeypatch):
-        monkeypatch.setattr(faiss_ivf, "REFINE_BYTES", 4 * 200)
+        monkeypatch.setattr(faiss_store, "REFINE_BYTES", 4 * 200)
         tiles = []
-        real = faiss_ivf.TopKeys.take
+        real = faiss_store.TopKeys.take
         monkeypatch.setattr(
-            faiss_ivf.TopKeys,
+            faiss_store.TopKeys,
             "take",
             lambda self, r, tile, i: tiles.append(tile.size) or real(self, r, tile, i),
         )
         cells = random_cells(flat.rng, 40, C)
-        ids = flat.engine.scan(flat.x, cells, 5)[1]
+        ids = flat.store.scan(flat.x, cells, 5)[1]
         assert max(tiles) <= 200
         np.testing.assert_array_equal(ids, flat.brute(cells, 5)[1])
 
@@ -276,35 +278,35 @@ class TestTwoWays:
     def test_small_blocks_of_candidates(self, storage, monkeypatch):
         world = World(storage)
         cells = random_cells(world.rng, 40, 6)
-        want = world.engine.scan(world.x, cells, 5)
-        monkeypatch.setattr(faiss_ivf, "REFINE_BYTES", 1)
-        got = world.engine.scan(world.x, cells, 5)
+        want = world.store.scan(world.x, cells, 5)
+        monkeypatch.setattr(faiss_store, "REFINE_BYTES", 1)
+        got = world.store.scan(world.x, cells, 5)
         np.testing.assert_array_equal(got[1], want[1])
         np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
 
 
 class TestScoreAgain:
-    def test_true_scores_in_order(self, made):
-        candidates = np.argsort(made.rng.random((40, N)), axis=1)[:, :30]
+    def test_true_scores_in_order(self, world):
+        candidates = np.argsort(world.rng.random((40, N)), axis=1)[:, :30]
         candidates[::4, 20:] = -1
-        scores, ids = made.engine.score_again(made.x, candidates, 25)
-        for row, (x, given) in enumerate(zip(made.x, candidates, strict=True)):
+        scores, ids = world.store.score_again(world.x, candidates, 25)
+        for row, (x, given) in enumerate(zip(world.x, candidates, strict=True)):
             given = given[given >= 0]
-            order = given[np.argsort(-(made.keys[given] @ x), kind="stable")][:25]
+            order = given[np.argsort(-(world.keys[given] @ x), kind="stable")][:25]
             np.testing.assert_array_equal(ids[row, : len(order)], order)
-            np.testing.assert_allclose(scores[row, : len(order)], made.keys[order] @ x, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(scores[row, : len(order)], world.keys[order] @ x, rtol=1e-5, atol=1e-5)
             assert (ids[row, len(order) :] == -1).all()
             assert np.isneginf(scores[row, len(order) :]).all()
 
-    def test_fewer_candidates_than_results(self, made):
-        scores, ids = made.engine.score_again(made.x[:2], np.array([[5, -1], [-1, -1]]), 4)
+    def test_fewer_candidates_than_results(self, world):
+        scores, ids = world.store.score_again(world.x[:2], np.array([[5, -1], [-1, -1]]), 4)
         np.testing.assert_array_equal(ids, [[5, -1, -1, -1], [-1, -1, -1, -1]])
-        assert scores[0, 0] == pytest.approx(made.keys[5] @ made.x[0], rel=1e-5)
+        assert scores[0, 0] == pytest.approx(world.keys[5] @ world.x[0], rel=1e-5)
         assert np.isneginf(scores.ravel()[1:]).all()
 
     def test_ties(self, whole):
         candidates = np.tile(np.arange(N)[::-1], (40, 1))
-        ids = whole.engine.score_again(whole.x, candidates, 50)[1]
+        ids = whole.store.score_again(whole.x, candidates, 50)[1]
         np.testing.assert_array_equal(ids, whole.brute(np.tile(np.arange(C), (40, 1)), 50)[1])
 
 
@@ -331,36 +333,36 @@ class TestBestFirst:
 
 
 class TestFlops:
-    def test_by_hand(self, made):
+    def test_by_hand(self, world):
         scanned = np.array([0, 30, 700])
-        got = made.engine.scan_flops(scanned, 4)
+        got = world.store.scan_flops(scanned, 4)
         again = 2 * D * np.array([0, 30, 40])  # at most 10 candidates for each of 4 results
         want = {
             "flat": 2 * D * scanned,
             "sq8": 2 * D * scanned + again,
             "pq": 4 * scanned + 2 * 256 * D + again,  # 16 dimensions in 4 bytes
             "lean": 2 * R * (scanned + D + 16) + again,
-        }[made.engine.storage]
+        }[world.store.storage]
         np.testing.assert_array_equal(got, want)
 
 
 class TestFiles:
     @pytest.mark.parametrize("mmap", [False, True])
-    def test_round_trip(self, made, tmp_path, mmap):
-        files = made.engine.save(tmp_path)
+    def test_round_trip(self, world, tmp_path, mmap):
+        files = world.store.save(tmp_path)
         assert sorted(files) == sorted(file.name for file in tmp_path.iterdir())
-        again = FaissCellStore.load(tmp_path, made.engine.storage, mmap)
-        np.testing.assert_array_equal(again.assignment, made.assignment)
-        np.testing.assert_array_equal(again.centroids, made.centroids)
-        np.testing.assert_array_equal(again.sizes, made.engine.sizes)
+        again = FaissCellStore.load(tmp_path, world.store.storage, mmap)
+        np.testing.assert_array_equal(again.assignment, world.assignment)
+        np.testing.assert_array_equal(again.centroids, world.centroids)
+        np.testing.assert_array_equal(again.sizes, world.store.sizes)
         for m in (1, 40):
-            cells = random_cells(made.rng, m, 5)
+            cells = random_cells(world.rng, m, 5)
             cells[0, 2:] = -1
-            got, want = again.scan(made.x[:m], cells, 9), made.engine.scan(made.x[:m], cells, 9)
+            got, want = again.scan(world.x[:m], cells, 9), world.store.scan(world.x[:m], cells, 9)
             np.testing.assert_array_equal(got[1], want[1])
             np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
         candidates = np.arange(60).reshape(2, 30)
-        got, want = (e.score_again(made.x[:2], candidates, 30) for e in (again, made.engine))
+        got, want = (e.score_again(world.x[:2], candidates, 30) for e in (again, world.store))
         np.testing.assert_array_equal(got[1], want[1])
         if mmap and again.keys is not None:
             assert isinstance(again.keys, np.memmap)

@@ -8,9 +8,12 @@ import pytest
 
 import amips
 from amips import AmipsError, VectorError, lean
+from amips.builder import Builder, fewest_dimensions
+from amips.builder.builder import LEAN_FRACTIONS
 from amips.index import FaissCellStore
-from amips.vectors import open_vectors, table
-from helpers import make_world
+from amips.vectors import open_vectors
+from amips.vectors import vectors as table
+from helpers import make_world, plain_build
 
 D = 12
 
@@ -39,40 +42,44 @@ def error(a, b, keys=KEYS, queries=QUERIES):
 class TestProjection:
     @pytest.mark.parametrize("r", [1, 3, 7, 11])
     def test_no_projection_of_this_size_has_a_smaller_error(self, r):
-        found = learn(r)
-        assert found.queries.shape == found.keys.shape == (r, D)
-        assert (found.queries.dtype, found.keys.dtype, found.r) == (np.float32, np.float32, r)
+        projection = learn(r)
+        assert projection.queries.shape == projection.keys.shape == (r, D)
+        assert (projection.queries.dtype, projection.keys.dtype, projection.r) == (np.float32, np.float32, r)
         # All inner products are a matrix, and <A x, B y> is one of rank r: Eckart and Young.
         products = QUERIES.astype(np.float64) @ KEYS.T.astype(np.float64) / np.sqrt(len(QUERIES) * len(KEYS))
         singular = np.linalg.svd(products, compute_uv=False)
-        assert error(found.queries, found.keys) == pytest.approx((singular[r:] ** 2).sum(), rel=1e-3)
-        np.testing.assert_allclose(found.spectrum, singular[:D], rtol=1e-4)
-        assert found.kept == pytest.approx((singular[:r] ** 2).sum() / (singular**2).sum(), rel=1e-5)
+        assert error(projection.queries, projection.keys) == pytest.approx(
+            (singular[r:] ** 2).sum(), rel=1e-3
+        )
+        np.testing.assert_allclose(projection.spectrum, singular[:D], rtol=1e-4)
+        assert projection.kept == pytest.approx((singular[:r] ** 2).sum() / (singular**2).sum(), rel=1e-5)
 
     @pytest.mark.parametrize("r", [2, 6])
     def test_better_than_pca_and_than_anything_near(self, r):
-        found = learn(r)
-        least = error(found.queries, found.keys)
+        projection = learn(r)
+        least = error(projection.queries, projection.keys)
         for rows in (KEYS, QUERIES, np.concatenate([KEYS, QUERIES])):
             main = np.linalg.svd(rows, full_matrices=False)[2][:r]
             assert error(main, main) > 1.05 * least
         rng = np.random.default_rng(2)
         for size in (1e-3, 1e-1):
             for _ in range(10):
-                a, b = (m + size * rng.standard_normal(m.shape) for m in (found.queries, found.keys))
+                a, b = (
+                    m + size * rng.standard_normal(m.shape) for m in (projection.queries, projection.keys)
+                )
                 assert error(a, b) > least
 
     def test_where_queries_are_like_keys_it_is_pca(self):
-        found = learn(4, KEYS, KEYS)
+        projection = learn(4, KEYS, KEYS)
         main = np.linalg.svd(KEYS.astype(np.float64), full_matrices=False)[2][:4]
-        np.testing.assert_allclose(found.queries.T @ found.keys, main.T @ main, atol=1e-5)
+        np.testing.assert_allclose(projection.queries.T @ projection.keys, main.T @ main, atol=1e-5)
 
     def test_all_dimensions_give_the_inner_products(self):
-        found = learn(D)
+        projection = learn(D)
         np.testing.assert_allclose(
-            (QUERIES @ found.queries.T) @ (KEYS @ found.keys.T).T, QUERIES @ KEYS.T, atol=1e-4
+            (QUERIES @ projection.queries.T) @ (KEYS @ projection.keys.T).T, QUERIES @ KEYS.T, atol=1e-4
         )
-        assert found.kept == pytest.approx(1)
+        assert projection.kept == pytest.approx(1)
 
     @pytest.mark.parametrize("r", [1, 5])
     def test_the_first_of_many_dimensions_are_the_best_few(self, r):
@@ -86,16 +93,16 @@ class TestProjection:
 
     @pytest.mark.parametrize("r", [2, 7])
     def test_weights_are_the_least_squares_solution(self, r):
-        found = learn(r)
+        projection = learn(r)
         vectors = np.random.default_rng(3).standard_normal((5, D)).astype(np.float32)
-        reduced = QUERIES.astype(np.float64) @ found.queries.T.astype(np.float64)
+        reduced = QUERIES.astype(np.float64) @ projection.queries.T.astype(np.float64)
         want = np.linalg.lstsq(reduced, QUERIES.astype(np.float64) @ vectors.T, rcond=None)[0].T
-        np.testing.assert_allclose(found.weights(vectors), want, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(projection.weights(vectors), want, rtol=1e-3, atol=1e-4)
 
     def test_keys_are_projected_as_they_are_read(self, monkeypatch):
-        found, whole = learn(3), KEYS @ learn(3).keys.T
+        projection, whole = learn(3), KEYS @ learn(3).keys.T
         monkeypatch.setattr(table, "BLOCK_BYTES", 7 * 4 * 3)
-        projected = found.of_keys(open_vectors(KEYS))
+        projected = projection.of_keys(open_vectors(KEYS))
         assert (projected.n, projected.d) == (len(KEYS), 3)
         assert len(list(projected.blocks())) > 10
         np.testing.assert_allclose(projected.load(), whole, rtol=1e-5, atol=1e-6)
@@ -113,16 +120,16 @@ class TestProjection:
     @pytest.mark.parametrize("r", [2, 3, 8])
     def test_queries_of_few_dimensions(self, r):
         flat = (QUERIES[:, :3] @ np.random.default_rng(4).standard_normal((3, D))).astype(np.float32)
-        found = learn(r, KEYS, flat)
-        for matrix in (found.queries, found.keys, found.functionals):
+        projection = learn(r, KEYS, flat)
+        for matrix in (projection.queries, projection.keys, projection.functionals):
             assert np.isfinite(matrix).all()
         scale = float(((flat @ KEYS.T) ** 2).mean())
-        lost = error(found.queries, found.keys, KEYS, flat) / scale
+        lost = error(projection.queries, projection.keys, KEYS, flat) / scale
         assert lost < 1e-5 if r >= 3 else lost > 1e-3
 
     def test_nothing_to_learn_from(self):
-        found = learn(3, KEYS, np.zeros((5, D), np.float32))
-        for matrix in (found.queries, found.keys, found.functionals):
+        projection = learn(3, KEYS, np.zeros((5, D), np.float32))
+        for matrix in (projection.queries, projection.keys, projection.functionals):
             assert np.isfinite(matrix).all()
 
     @pytest.mark.parametrize("r", [0, -1, D + 1])
@@ -168,7 +175,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(data):
-    return amips.build(data, None, storage="lean", lean=R)
+    return plain_build(data, None, storage="lean", dimensions=R)
 
 
 @pytest.fixture(scope="module")
@@ -179,21 +186,21 @@ def x(data):
 class TestStorage:
     def test_scores_are_inner_products(self, stored, data, x):
         long = x * np.linspace(0.1, 50, len(x), dtype=np.float32)[:, None]
-        scores, ids = stored.search(long, 7, 5)
+        scores, ids = stored.search(long, 7, probes=5)
         np.testing.assert_allclose(scores, np.einsum("mkd,md->mk", data.keys[ids], long), rtol=1e-4)
         assert (np.diff(scores, axis=1) <= 0).all()
         assert all(len(set(row)) == 7 for row in ids.tolist())
 
     def test_only_probed_cells_are_scanned(self, stored, data, x):
-        ids = stored.search(x, 10, 3)[1]
-        cells = stored.route(x, 3)
+        ids = stored.search(x, 10, probes=3)[1]
+        cells = stored.choose_cells(x, 3)
         assert (data.cells.assignment[ids][:, :, None] == cells[:, None, :]).any(axis=2).all()
         np.testing.assert_array_equal(stored.cells, data.cells.assignment)
-        np.testing.assert_array_equal(stored.engine.centroids, data.cells.centroids)
+        np.testing.assert_array_equal(stored.store.centroids, data.cells.centroids)
 
     def test_nearly_all_of_the_true_keys_are_found(self, stored, data, x):
         """In half the dimensions, 4 bits each, with ten candidates for each result."""
-        got = stored.search(x, 10, CELLS)[1]
+        got = stored.search(x, 10, probes=CELLS)[1]
         true = np.asarray(data.test.top_ids)
         assert (true[:, :, None] == got[:, None, :]).any(axis=2).mean() > 0.97
         assert (got[:, 0] == true[:, 0]).mean() > 0.98
@@ -201,26 +208,26 @@ class TestStorage:
     def test_the_projection_is_that_of_the_training_queries(self, stored, data):
         keys, queries = open_vectors(data.keys), open_vectors(np.asarray(data.train.queries))
         want = lean.learn_projection(keys, queries, R)
-        np.testing.assert_allclose(stored.engine.projection, want.queries, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(stored.store.projection, want.queries, rtol=1e-5, atol=1e-6)
         # Not that of the keys alone, which finds less.
-        assert np.abs(stored.engine.projection - lean.learn_projection(keys, keys, R).queries).max() > 0.1
-        assert (stored.n, stored.d, stored.engine.index.d) == (N, DIM, R)
+        assert np.abs(stored.store.projection - lean.learn_projection(keys, keys, R).queries).max() > 0.1
+        assert (stored.n, stored.d, stored.store.index.d) == (N, DIM, R)
 
     @pytest.mark.parametrize("k", [1, 10, 100])
     def test_one_query_is_as_one_of_many(self, stored, x, k):
-        many = stored.search(x, k, 6)
-        alone = [stored.search(row, k, 6) for row in x[:60]]
+        many = stored.search(x, k, probes=6)
+        alone = [stored.search(row, k, probes=6) for row in x[:60]]
         np.testing.assert_array_equal(np.concatenate([ids for _, ids in alone]), many[1][:60])
         np.testing.assert_allclose(np.concatenate([s for s, _ in alone]), many[0][:60], rtol=1e-5)
 
     def test_more_results_than_keys_in_a_cell(self, stored, x):
-        sizes = stored.engine.sizes[stored.route(x, 1)[:, 0]]
-        scores, ids = stored.search(x, 500, 1)
+        sizes = stored.store.sizes[stored.choose_cells(x, 1)[:, 0]]
+        scores, ids = stored.search(x, 500, probes=1)
         np.testing.assert_array_equal((ids >= 0).sum(axis=1), np.minimum(sizes, 500))
         assert np.isneginf(scores[ids < 0]).all()
 
     def test_flops(self, stored, x):
-        cost = stored.cost(x, 4, k=3)
+        cost = stored.cost(x, probes=4, k=3)
         again = 2 * DIM * np.minimum(cost.scanned, 30)
         scan = 2 * R * cost.scanned + 2 * R * DIM + 2 * 16 * R + again
         np.testing.assert_array_equal(cost.scan, scan)
@@ -228,66 +235,69 @@ class TestStorage:
 
     def test_points_are_of_real_searches(self, stored, data):
         val, true = np.asarray(data.val.queries), np.asarray(data.val.top_ids)
-        shared = [point for point in stored.points if point.share]
+        shared = [point for point in stored.points if point.min_mass]
         assert 1 < len(shared) < len(stored.points)
         for point in stored.points:
-            options = {"share": point.share} if point.share else {"probes": point.probes}
+            options = {"min_mass": point.min_mass} if point.min_mass else {"probes": point.probes}
             ids = stored.search(val, 10, **options)[1]
-            found = (true[:, :, None] == ids[:, None, :]).any(axis=2)
-            assert point.recall10 == pytest.approx(found.mean())
-            assert point.recall1 == pytest.approx(found[:, 0].mean())
+            hits = (true[:, :, None] == ids[:, None, :]).any(axis=2)
+            assert point.recall10 == pytest.approx(hits.mean())
+            assert point.recall1 == pytest.approx(hits[:, 0].mean())
             assert point.flops == pytest.approx(stored.cost(val, **options).flops.mean())
 
     @pytest.mark.parametrize("threads", [1, 2])
     def test_threads(self, stored, x, threads):
-        want = stored.search(x, 10, 5)
-        np.testing.assert_array_equal(stored.search(x, 10, 5, threads=threads)[1], want[1])
+        want = stored.search(x, 10, probes=5)
+        np.testing.assert_array_equal(stored.search(x, 10, probes=5, threads=threads)[1], want[1])
         with ThreadPoolExecutor(4) as pool:
             probes = [1, 5, 9, 24] * 3
-            found = list(pool.map(lambda p: stored.search(x, 10, p)[1], probes))
-        for p, ids in zip(probes, found, strict=True):
-            np.testing.assert_array_equal(ids, stored.search(x, 10, p)[1])
+            answers = list(pool.map(lambda p: stored.search(x, 10, probes=p)[1], probes))
+        for p, ids in zip(probes, answers, strict=True):
+            np.testing.assert_array_equal(ids, stored.search(x, 10, probes=p)[1])
 
     @pytest.mark.parametrize("mmap", [False, True])
     def test_saved_and_loaded(self, stored, data, x, tmp_path, mmap):
         names = [f"key {i}" for i in range(N)]
-        amips.save(replace(stored, labels=np.array(names)), tmp_path / "b")
+        amips.search.save(replace(stored, labels=np.array(names)), tmp_path / "b")
         assert len(list(tmp_path.glob("b/data-*/lean.npz"))) == 1
-        found = amips.load(tmp_path / "b", mmap=mmap)
-        assert (found.n, found.d, found.c, found.engine.storage) == (N, DIM, CELLS, "lean")
-        assert (found.points, found.temperature) == (stored.points, stored.temperature)
-        for options in ({"probes": 5}, {"share": 0.05}, {"recall": 0.9}):
-            got, want = found.search(x, 10, **options), stored.search(x, 10, **options)
+        loaded = amips.load(tmp_path / "b", mmap=mmap)
+        assert (loaded.n, loaded.d, loaded.c, loaded.store.storage) == (N, DIM, CELLS, "lean")
+        assert (loaded.points, loaded.temperature) == (stored.points, stored.temperature)
+        for options in ({"probes": 5}, {"min_mass": 0.05}, {"recall": 0.9}):
+            got, want = loaded.search(x, 10, **options), stored.search(x, 10, **options)
             np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
             np.testing.assert_array_equal(got[1], np.array(names)[want[1]])
-        np.testing.assert_array_equal(found.cost(x, 5).flops, stored.cost(x, 5).flops)
+        np.testing.assert_array_equal(loaded.cost(x, probes=5).flops, stored.cost(x, probes=5).flops)
 
     def test_keys_of_another_type_are_scored_all_the_same(self, stored, data, x):
         """A bundle of another program may hold them in float64, or column by column."""
-        want = stored.search(x, 10, 4)
+        want = stored.search(x, 10, probes=4)
         for keys in (data.keys.astype(np.float64), np.asfortranarray(data.keys)):
-            other = replace(stored, engine=replace(stored.engine, keys=keys))
-            got = other.search(x, 10, 4)
+            other = replace(stored, store=replace(stored.store, keys=keys))
+            got = other.search(x, 10, probes=4)
             np.testing.assert_array_equal(got[1], want[1])
             np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
 
-    def test_about_two_fifths_of_the_dimensions_when_not_said(self, data):
-        assert amips.build(data, None, storage="lean").engine.index.d == lean.reduced_dimension(DIM, 0.4)
+    def test_when_not_said_dimensions_are_the_fewest_that_keep_the_top_keys(self, data):
+        chosen = plain_build(data, None, storage="lean").store.index.d
+        builder = Builder(data)
+        assert chosen == builder.lean_dimensions() == fewest_dimensions(data, builder.projection)
+        assert chosen in [lean.reduced_dimension(DIM, fraction) for fraction in LEAN_FRACTIONS]
 
     @pytest.mark.parametrize("r", [0, -3, 33])
     def test_dimensions_that_cannot_be(self, data, r):
-        with pytest.raises(VectorError, match=f"r={r}: a projection has between 1 and 32"):
-            amips.build(data, None, storage="lean", lean=r)
+        with pytest.raises(AmipsError, match=r"dimensions=.*at least 1|there are only 32 dimensions"):
+            plain_build(data, None, storage="lean", dimensions=r)
 
     @pytest.mark.parametrize("r", [1, 7, 32])
     def test_any_number_of_dimensions(self, data, x, r):
-        made = amips.build(data, None, storage="lean", lean=r)
-        scores, ids = made.search(x, 5, 4)
+        searcher = plain_build(data, None, storage="lean", dimensions=r)
+        scores, ids = searcher.search(x, 5, probes=4)
         np.testing.assert_allclose(scores, np.einsum("mkd,md->mk", data.keys[ids], x), rtol=1e-4)
 
     def test_dimensions_are_of_lean_storage_only(self, data, stored):
-        with pytest.raises(AmipsError, match=r"^lean is for storage='lean' only$"):
-            amips.build(data, None, lean=8)
+        with pytest.raises(AmipsError, match=r"dimensions.*lean"):
+            plain_build(data, None, dimensions=8)
         keys, parts = open_vectors(data.keys), (data.cells.assignment, data.cells.centroids)
         with pytest.raises(AmipsError, match="needs a projection"):
             FaissCellStore.build(keys, *parts, "lean")
@@ -298,12 +308,12 @@ class TestStorage:
         """FAISS finds 16 values for each dimension, and would complain of few keys on standard error."""
         keys, queries = make_world(20, 60, 8, seed=1)
         task = amips.label(keys, queries, cells=2, val=10, test=10, k=10, out=tmp_path / "task")
-        made = amips.build(task, None, storage="lean", lean=4)
+        searcher = plain_build(task, None, storage="lean", dimensions=4)
         assert capfd.readouterr() == ("", "")
-        got = made.search(np.asarray(task.test.queries), 10, 2)[1]
+        got = searcher.search(np.asarray(task.test.queries), 10, probes=2)[1]
         np.testing.assert_array_equal(got, task.test.top_ids)  # every key is a candidate
         task = amips.label(keys[:15], queries, cells=2, val=10, test=10, k=10, out=tmp_path / "fewer")
         with pytest.raises(
             AmipsError, match=r"^storage='lean' needs at least 16 keys, got 15; use 'flat' or"
         ):
-            amips.build(task, None, storage="lean", lean=4)
+            plain_build(task, None, storage="lean", dimensions=4)

@@ -11,13 +11,15 @@ from torch.func import functional_call
 
 from amips import KeyNet, RunError, SupportNet
 from amips.learn.batches import Batches
+from amips.learn.budget import Budget
 from amips.learn.distributed import Group
 from amips.learn.init import CORRELATION, convex_moments, initial_weights, log_normal
 from amips.learn.loop import BETAS, Run
 from amips.learn.losses import Batch, draw_cells, key_losses, support_losses, total_loss
 from amips.learn.modules import Network
-from amips.nets.recipe import RECIPES, Recipe, recipe_named
+from amips.learn.setup import set_up
 from amips.nets import injected_layers
+from amips.nets.recipe import RECIPES, Recipe, recipe_named
 from reference import architecture, pre_activations, queries
 
 torch.set_num_threads(1)
@@ -76,6 +78,14 @@ KEY = [
 
 def name_of(options):
     return "-".join(str(v).replace(" ", "") for v in options.values())
+
+
+def begun(task, spec, out, recipe, samples, seed=0):
+    """A run before its first step."""
+    group = Group(CPU)
+    return Run(
+        set_up(task, spec, recipe, seed, CPU, group), out, recipe, Budget(samples, None, 1), seed, group
+    )
 
 
 class TestRuntime:
@@ -297,7 +307,7 @@ class TestConstraints:
         # A rate far too high pushes weights below zero, if anything does.
         spec = SupportNet(width=16, depth=3, nonnegative=nonnegative)
         recipe = Recipe(batch=64, rate=0.1, penalty=1e-3)
-        run = Run(task, spec, tmp_path, recipe, 64 * 30, None, 0, 1, CPU, Group(CPU))
+        run = begun(task, spec, tmp_path, recipe, 64 * 30, seed=0)
         for _ in range(30):
             run.step(0.5)
         net = run.network
@@ -330,7 +340,7 @@ class TestConstraints:
         for weight in (0.0, 10.0):
             recipe = Recipe(batch=64, rate=3e-3, penalty=weight)
             spec = SupportNet(width=16, depth=3)
-            run = Run(task, spec, tmp_path, recipe, 64 * 60, None, 0, 1, CPU, Group(CPU))
+            run = begun(task, spec, tmp_path, recipe, 64 * 60, seed=0)
             for _ in range(60):
                 run.step(0.5)
             left.append(run.network.penalty().item())
@@ -345,7 +355,7 @@ class TestConstraints:
     @pytest.mark.parametrize("nonnegative", ["clip", "softplus"])
     def test_the_trained_base_network_is_convex(self, task, tmp_path, nonnegative):
         spec = SupportNet(width=16, depth=3, nonnegative=nonnegative)
-        run = Run(task, spec, tmp_path, Recipe(batch=64), 64 * 40, None, 0, 1, CPU, Group(CPU))
+        run = begun(task, spec, tmp_path, Recipe(batch=64), 64 * 40, seed=0)
         for _ in range(40):
             run.step(0.3)
         g = run.network.export({}, run.state.averages)
@@ -522,8 +532,8 @@ class TestUpdates:
     def test_the_steps_are_adams(self, task1, tmp_path):
         recipe = Recipe(batch=32, rate=3e-3, clip=0.05)
         spec = KeyNet(width=12, depth=2)
-        run = Run(task1, spec, tmp_path, recipe, 32 * 20, None, 5, 1, CPU, Group(CPU))
-        plain = Network(run.architecture, seed=5)
+        run = begun(task1, spec, tmp_path, recipe, 32 * 20, seed=5)
+        plain = Network(run.setup.architecture, seed=5)
         adam = torch.optim.Adam(plain.parameters(), lr=1.0, betas=BETAS)
         averages = {name: p.detach().clone() for name, p in plain.named_parameters()}
         clipped = 0

@@ -18,10 +18,12 @@ import torch
 from safetensors.numpy import load_file
 
 import amips
-from amips.learn import evaluation, loop
+from amips.learn import evaluate, evaluation, loop
 from amips.learn.modules import Network
-from amips.nets.recipe import PAPER_SAMPLES, RECIPES
 from amips.metrics import rank_metrics, routing_accuracy, transport_error
+from amips.nets import load_model, spec_of
+from amips.nets.recipe import PAPER_SAMPLES, RECIPES
+from amips.routers import fit_temperature
 from helpers import make_world
 from reference import architecture, random_net
 
@@ -64,7 +66,10 @@ def typed(*words, timeout=120):
 def log(run):
     """The log without what depends on the clock."""
     lines = [json.loads(line) for line in (Path(run) / "log.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name not in ("seconds", "evaluating")}
+        for line in lines
+    ]
 
 
 def same_runs(one, two):
@@ -124,18 +129,19 @@ class TestQuality:
         assert val["erel"] < -0.8
         assert val["match"] > 0.4
         assert val["recall@10"] > 0.9
-        first, last = log(tmp_path / "run")[0], log(tmp_path / "run")[-1]
-        assert last["val"] == val
+        _, first, *_, last = log(tmp_path / "run")
+        assert val["erel"] == min(line["val"]["erel"] for line in log(tmp_path / "run"))
         assert last["train"]["loss"] < first["train"]["loss"] / 2
 
     def test_supportnet_routes_better_than_centroids(self, tmp_path):
         keys, asked = make_world(1000, 6000, 8, seed=1)
-        task = amips.label(keys, asked, cells=8, val=500, test=500, k=10, out=tmp_path / "task")
+        options = {"query_aware": 0.0, "copies": 1, "cell_targets": True}
+        task = amips.label(keys, asked, cells=8, val=500, test=500, out=tmp_path / "task", **options)
         network = amips.SupportNet(width=32, depth=2)
         model = train(task, tmp_path / "run", network, 80_000, 128, evaluations=1, recipe=self.RECIPE)
         cell = task.cells.assignment[task.test.top_ids[:, 0]]
         centroid = routing_accuracy(task.test.queries @ task.cells.centroids.T, cell)
-        learned = amips.evaluate(model, task, task.test)
+        learned = evaluate(model, task, task.test)
         assert learned["routing@1"] > centroid["routing@1"] + 0.02
         assert learned["routing@2"] > centroid["routing@2"]
         assert learned["erel"] < -1.4
@@ -158,7 +164,7 @@ class TestRun:
 
     def test_other_settings_are_named(self, task, tmp_path):
         train(task, tmp_path / "run")
-        with pytest.raises(amips.RunError, match=r"other settings or another task \(seed\)"):
+        with pytest.raises(amips.RunError, match=r"other inputs or options \(seed\)"):
             train(task, tmp_path / "run", seed=5)
 
     def test_what_a_run_leaves(self, task, tmp_path):
@@ -166,27 +172,37 @@ class TestRun:
         names = sorted(p.name for p in (tmp_path / "run").iterdir())
         expected = ["checkpoint.safetensors", "config.json", "log.jsonl", "model.json", "model.safetensors"]
         assert names == [".lock", *expected]
-        again = amips.load_model(tmp_path / "run")
+        again = load_model(tmp_path / "run")
         assert again.architecture == model.architecture == SMALL.architecture(task.n, task.d, task.c)
         assert all((again.weights[name] == model.weights[name]).all() for name in model.weights)
         assert again.about == model.about
         assert model.about["keys"] == task.fingerprint
         assert model.about["samples"] == 640
         assert model.about["recipe"]["batch"] == 32
+        assert spec_of(again) == SMALL
         lines = log(tmp_path / "run")
-        assert [line["samples"] for line in lines] == [160, 320, 480, 640]
-        assert [line["step"] for line in lines] == [5, 10, 15, 20]
-        assert set(lines[0]["train"]) == {"loss", "score", "grad", "penalty"}
-        assert set(lines[0]["val"]) == {
+        assert [line["samples"] for line in lines] == [0, 64, 160, 384, 640]
+        assert [line["step"] for line in lines] == [0, 2, 5, 12, 20]
+        assert lines[0]["train"] == {}
+        assert set(lines[1]["train"]) == {"loss", "score", "grad", "penalty"}
+        routing = {"scan@0.95", "routing@1", "routing@2", "routing@4"}
+        assert set(lines[0]["val"]) == routing | {
             *("score", "key", "erel", "erel_half", "match", "recall@10", "recall@100", "mrr"),
-            *("routing@1", "routing@2", "routing@4"),
         }
-        assert lines[-1]["val"] == model.about["val"]
+        best = min(lines, key=lambda line: line["val"]["scan@0.95"])
+        assert model.about["val"] == best["val"]
+        assert model.about["best_step"] == best["step"]
+        assert model.about["start"] == lines[0]["val"]
+        assert all(line["centroid"] == model.about["centroid"] for line in lines)
+        assert set(model.about["centroid"]) == routing
 
     def test_the_model_is_the_average(self, task, tmp_path):
-        model = train(task, tmp_path / "run")
+        """Of the best step, which is the last one if every evaluation is better than those before."""
+        model = train(task, tmp_path / "run", recipe=amips.Recipe(rate=3e-3), samples=3200)
+        assert model.about["best_step"] == 100
         state = load_file(tmp_path / "run" / "checkpoint.safetensors")
         np.testing.assert_array_equal(model.weights["Wx.0"], state["averages/free.Wx_0"])
+        np.testing.assert_array_equal(model.weights["Wx.0"], state["best/free.Wx_0"])
         assert (model.weights["Wx.0"] != state["parameters/free.Wx_0"]).any()
 
     def test_logged_losses_are_means_over_the_steps_between(self, task, tmp_path, monkeypatch):
@@ -200,12 +216,15 @@ class TestRun:
 
         monkeypatch.setattr(loop.Run, "step", step)
         train(task, tmp_path / "run")
-        second = log(tmp_path / "run")[1]["train"]
+        second = log(tmp_path / "run")[2]["train"]
         for name, value in second.items():
-            assert value == pytest.approx(np.mean([losses[name] for losses in seen[5:10]]))
+            assert value == pytest.approx(np.mean([losses[name] for losses in seen[2:5]]))
 
     def test_seeds(self, task, tmp_path):
-        one, two, other = (train(task, tmp_path / f"run{i}", seed=s) for i, s in enumerate((1, 1, 2)))
+        recipe = amips.Recipe(rate=3e-3)
+        one, two, other = (
+            train(task, tmp_path / f"run{i}", recipe=recipe, seed=s) for i, s in enumerate((1, 1, 2))
+        )
         assert all((one.weights[name] == two.weights[name]).all() for name in one.weights)
         assert all((one.weights[name] != other.weights[name]).any() for name in ("Wx.0", "Wz.1", "W"))
 
@@ -233,14 +252,14 @@ class TestRun:
         train(task, tmp_path / "run")
         before = (tmp_path / "run" / "model.safetensors").read_bytes()
         for resume in (False, True):
-            with pytest.raises(amips.RunError, match="other settings") as caught:
+            with pytest.raises(amips.RunError, match="other inputs or options") as caught:
                 train(task, tmp_path / "run", resume=resume, **options)
             assert "\n" not in str(caught.value)
         assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
 
     def test_another_task_is_refused(self, task, task1, tmp_path):
         train(task1, tmp_path / "run")
-        with pytest.raises(amips.RunError, match="another task"):
+        with pytest.raises(amips.RunError, match=r"other inputs or options \(.*task\)"):
             train(task, tmp_path / "run")
 
     def test_a_directory_of_something_else(self, task, tmp_path):
@@ -308,7 +327,19 @@ class TestRun:
         assert 1.4 < took < 10
         assert 1.5 <= model.about["seconds"] < 6
         assert model.about["samples"] > 640
-        assert len(log(tmp_path / "run")) == 4
+        assert len(log(tmp_path / "run")) <= 5
+        assert log(tmp_path / "run")[-1]["samples"] == model.about["samples"]
+
+    def test_evaluations_take_no_more_than_a_part_of_the_time(self, task, tmp_path, monkeypatch):
+        def slowly(*asked):
+            time.sleep(0.15)
+            return evaluate(*asked)
+
+        monkeypatch.setattr(loop, "evaluate", slowly)
+        model = train(task, tmp_path / "run", samples=None, minutes=0.025, evaluations=1000)
+        assert 1.5 <= model.about["seconds"] < 2
+        # A fifth of 1.5 seconds is enough for two; the first weights and the last are always looked at.
+        assert 2 <= len(log(tmp_path / "run")) <= 4
 
     def test_default_budgets(self, task, tmp_path, monkeypatch):
         asked = []
@@ -316,21 +347,23 @@ class TestRun:
         class Asked(Exception):  # noqa: N818
             pass
 
-        def run(*settings):
-            asked.append(settings)
+        def run(setup, out, recipe, budget, seed, group):
+            asked.append((setup.spec, recipe, budget))
             raise Asked
 
         monkeypatch.setattr(loop, "Run", run)
         for recipe in ("default", "paper", RECIPES["paper"]):
             with pytest.raises(Asked):
-                amips.train(task, SMALL, out=tmp_path / "run", recipe=recipe, batch=512)
-        assert [(settings[4], settings[5]) for settings in asked] == [
-            (None, loop.DEFAULT_MINUTES),
+                amips.train(task, out=tmp_path / "run", recipe=recipe, batch=512)
+        assert [spec for spec, _, _ in asked] == [amips.Linear()] * 3
+        assert [(budget.samples, budget.minutes) for _, _, budget in asked] == [
+            (None, 1.0),
             (PAPER_SAMPLES, None),
-            (None, loop.DEFAULT_MINUTES),
+            (None, 1.0),
         ]
-        assert [settings[3].rate for settings in asked] == [1e-3, 1e-4, 1e-4]
-        assert asked[1][3].batch == 512
+        assert [recipe.rate for _, recipe, _ in asked] == [1e-3, 1e-4, 1e-4]
+        assert [recipe.patience for _, recipe, _ in asked] == [5, 0, 0]
+        assert asked[1][1].batch == 512
 
     def test_a_batch_larger_than_the_task(self, task1, tmp_path):
         model = train(task1, tmp_path / "run", amips.KeyNet(width=8), batch=3000, samples=6000)
@@ -338,10 +371,12 @@ class TestRun:
 
     @pytest.mark.parametrize("evaluations", [1, 3, 7, 1000])
     def test_how_often_it_evaluates(self, task1, tmp_path, evaluations):
-        train(task1, tmp_path / "run", samples=320, evaluations=evaluations)
-        lines = log(tmp_path / "run")
-        assert len(lines) == min(evaluations, 10)
-        assert lines[-1]["samples"] == 320
+        recipe = amips.Recipe(patience=0)
+        train(task1, tmp_path / "run", samples=320, evaluations=evaluations, recipe=recipe)
+        steps = [line["step"] for line in log(tmp_path / "run")]
+        # Before the first step, and evaluation i of E at (i / E)^2 of the 10 steps.
+        due = {0} | {math.ceil(10 * (i / evaluations) ** 2 - 1e-6) for i in range(1, evaluations + 1)}
+        assert steps == sorted(due)
 
 
 @pytest.fixture(scope="module")
@@ -416,7 +451,7 @@ class TestResume:
             patch.setattr(loop.State, "save", die_at_second)
             with pytest.raises(KeyboardInterrupt):
                 train(task, out)
-        assert lines_of(out / "log.jsonl") == 2
+        assert lines_of(out / "log.jsonl") == 3
         if part == "log":
             text = (out / "log.jsonl").read_text()
             (out / "log.jsonl").write_text(text[:-40])
@@ -487,7 +522,7 @@ class TestDivergence:
                 train(task, tmp_path / "run")
         assert "step 12 (384 samples)" in str(caught.value)
         assert "\n" not in str(caught.value)
-        assert [line["step"] for line in log(tmp_path / "run")] == [5, 10]
+        assert [line["step"] for line in log(tmp_path / "run")] == [0, 2, 5, 12]
         assert not (tmp_path / "run" / "model.json").exists()
         state = load_file(tmp_path / "run" / "checkpoint.safetensors")
         assert all(np.isfinite(value).all() for value in state.values())
@@ -514,6 +549,20 @@ class TestDivergence:
             train(task, tmp_path / "run")
 
 
+def scan_slowly(scores, task):
+    """The least mean share of the keys over all bounds on the mass that find 95 % of the top keys."""
+    top = task.cells.assignment[task.val.top_ids]
+    chances = np.exp((scores - scores.max(axis=1, keepdims=True)) / fit_temperature(scores, top))
+    chances /= chances.sum(axis=1, keepdims=True)
+    best = np.arange(task.c) == scores.argmax(axis=1)[:, None]
+    shares = []
+    for bound in np.unique(chances):
+        probed = (chances >= bound) | best
+        if np.take_along_axis(probed, top, axis=1).mean() >= 0.95:
+            shares.append((probed * task.cells.sizes).sum(axis=1).mean() / task.n)
+    return min(shares)
+
+
 class TestEvaluate:
     @pytest.mark.parametrize("kind", ["support", "key"])
     @pytest.mark.parametrize("name", ["task", "task1"])
@@ -521,7 +570,7 @@ class TestEvaluate:
         task = request.getfixturevalue(name)
         net = Network(architecture(kind, task.d, task.c, 12, 2, (1,)), seed=3).export({})
         monkeypatch.setattr(evaluation, "BLOCK_FLOATS", 7 * 16 * 16)  # blocks of a few rows
-        got = amips.evaluate(net, task, task.val)
+        got = evaluate(net, task, task.val)
         keys = task.keys.astype(np.float64)
         cells = task.cells.assignment
         score, key, erel, ranks, places = [], [], [], [], []
@@ -556,16 +605,17 @@ class TestEvaluate:
         }
         if task.c > 1:
             expected |= {f"routing@{k}": np.mean(places < k) for k in (1, 2, 4)}
+            expected["scan@0.95"] = scan_slowly(net.scores(task.val.queries), task)
         assert got.keys() == expected.keys()
         for metric, value in expected.items():
             assert got[metric] == pytest.approx(value, rel=1e-3, abs=1e-6), metric
 
     def test_with_many_cells_keys_are_measured_on_the_first_queries(self, task, monkeypatch):
         net = random_net(architecture("support", task.d, task.c, 12, 2, (1,)))
-        full = amips.evaluate(net, task, task.val)
+        full = evaluate(net, task, task.val)
         monkeypatch.setattr(evaluation, "MOST_PAIRS", 64 * task.c)
         monkeypatch.setattr(evaluation, "BLOCK_FLOATS", 16 * 12 * 16)  # blocks of 16 rows
-        some = amips.evaluate(net, task, task.val)
+        some = evaluate(net, task, task.val)
         x, ids = task.val.queries[:64], task.val.cell_ids[:64]
         errors = transport_error(net.keys(x), x[:, None], task.keys[ids])
         assert some["erel"] == pytest.approx(errors.mean(), rel=1e-5)
@@ -602,13 +652,14 @@ class TestCommand:
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
-        a = amips.load_model(out).architecture
+        a = load_model(out).architecture
         assert (a.kind, a.depth, a.injected, a.residual) == ("support", 4, (2,), True)
         assert (a.homogeneous, a.nonnegative, a.c) == ("relu", "clip", task.c)
         assert f"SupportNet, {a.parameters:,} parameters, 640 samples" in done.stdout
         for metric in ("erel", "mrr", "routing@1"):
             assert metric in done.stdout
-        assert len(log(out)) == 2
+        assert len(log(out)) == 3
+        assert "keys scanned for recall@10 0.95, on val: centroid routing " in done.stdout
 
     def test_it_is_the_python_function(self, task1, tmp_path):
         done = typed(
@@ -619,6 +670,79 @@ class TestCommand:
         network = amips.KeyNet(size=0.05)
         train(task1, tmp_path / "called", network, samples=320, evaluations=1, recipe="paper")
         same_runs(tmp_path / "typed", tmp_path / "called")
+
+    def test_without_a_network_it_is_a_linear_router(self, task, tmp_path):
+        done = typed("train", task.path, "--out", tmp_path / "run", "--samples", 2048, "--batch", 256)
+        assert done.returncode == 0, done.stderr
+        model = load_model(tmp_path / "run")
+        assert spec_of(model) == amips.Linear()
+        scans = [model.about[name]["scan@0.95"] for name in ("centroid", "start", "val")]
+        centroid, untrained, trained = (f"{100 * value:.1f} %" for value in scans)
+        figures = f"centroid routing {centroid}, untrained {untrained}, trained {trained}"
+        assert f"keys scanned for recall@10 0.95, on val: {figures}\n" in done.stdout
+
+    def test_where_nothing_is_gained_it_says_so(self, task, tmp_path):
+        wild = ("--set", "rate=30", "--set", "warmup=0", "--set", "anchor=0", "--rank", 0)
+        done = typed("train", task.path, "--out", tmp_path / "run", "--samples", 640, "--batch", 32, *wild)
+        assert done.returncode == 0, done.stderr
+        assert load_model(tmp_path / "run").about["best_step"] == 0
+        assert "\ntraining did not improve on the start: the untrained network is kept\n" in done.stdout
+
+    def test_of_a_mapper_it_says_the_transport_error(self, task1, tmp_path):
+        words = ("--net", "key", "--samples", 640, "--batch", 32, "--set", "width=8")
+        done = typed("train", task1.path, "--out", tmp_path / "run", *words)
+        assert done.returncode == 0, done.stderr
+        about = load_model(tmp_path / "run").about
+        figures = f"untrained {about['start']['erel']:.3f}, trained {about['val']['erel']:.3f}"
+        assert f"erel, on val: {figures}\n" in done.stdout
+
+    def test_settings_of_the_recipe_and_the_network(self, task, tmp_path):
+        words = ["--set", "rate=3e-4", "--set", "score=0.1", "--set", "width=8", "--set", "depth=2"]
+        done = typed(
+            *("train", task.path, "--out", tmp_path / "typed", "--net", "support"),
+            *("--samples", 640, "--batch", 32, "--evaluations", 4, *words),
+        )
+        assert done.returncode == 0, done.stderr
+        train(task, tmp_path / "called", SMALL, recipe=amips.Recipe(rate=3e-4, score=0.1))
+        same_runs(tmp_path / "typed", tmp_path / "called")
+
+    def test_a_file_with_a_recipe_and_a_network(self, task, tmp_path):
+        file = tmp_path / "mine.toml"
+        file.write_text('rate = 3e-4\nscore = 0.5\n[network]\nkind = "support"\nwidth = 8\ndepth = 2\n')
+        words = ["--samples", 640, "--batch", 32, "--evaluations", 4, "--set", "score=0.1"]
+        done = typed("train", task.path, "--out", tmp_path / "typed", "--recipe", file, *words)
+        assert done.returncode == 0, done.stderr
+        train(task, tmp_path / "called", SMALL, recipe=amips.Recipe(rate=3e-4, score=0.1))
+        same_runs(tmp_path / "typed", tmp_path / "called")
+        both = typed("train", task.path, "--out", tmp_path / "no", "--recipe", file, "--net", "linear")
+        assert both.returncode == 2
+        assert "mine.toml: leave --net and its options out" in both.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "code", "message"),
+        [
+            (["--set", "rte=1"], 1, "there is no setting 'rte'; those of the recipe are batch, rate, "),
+            (["--set", "rate=fast"], 1, "rate=fast: expected a number"),
+            (["--set", "batch=1.5"], 1, "batch=1.5: expected a whole number"),
+            (["--set", "rate"], 1, "'rate' is not a setting: write NAME=VALUE"),
+            (["--set", "pieces=3"], 1, "no setting 'pieces'"),
+            (["--set", "rank=many"], 1, "rank=many"),
+            (["--set", "bias=maybe"], 1, "bias='maybe': expected true or false"),
+            (["--recipe", "fast"], 2, "--recipe fast: expected default, paper or a file that ends in .toml"),
+            (["--recipe", "nowhere.toml"], 1, "nowhere.toml does not exist"),
+            (["--pieces", "3"], 2, "--pieces is not for --net linear"),
+        ],
+        ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+    )
+    def test_settings_that_are_wrong(self, task, tmp_path, options, code, message):
+        done = typed("train", task.path, "--out", tmp_path / "run", *options)
+        assert done.returncode == code
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        if code == 1:
+            assert done.stderr.startswith("error: ")
+            assert done.stderr.count("\n") == 1
+        assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize("option", ["--homogeneous relu", "--nonnegative clip"])
     def test_options_that_a_keynet_does_not_have(self, task, tmp_path, option):
@@ -642,7 +766,8 @@ class TestCommand:
         ids=lambda value: "-".join(value) if isinstance(value, list) else None,
     )
     def test_mistakes(self, task, tmp_path, options, code, message):
-        done = typed("train", task.path, "--out", tmp_path / "run", *options)
+        net = [] if "--net" in options else ["--net", "support"]
+        done = typed("train", task.path, "--out", tmp_path / "run", *net, *options)
         assert done.returncode == code
         assert message in done.stderr
         assert "Traceback" not in done.stderr
@@ -742,7 +867,7 @@ class TestInterruptedProcess:
 def many(world, tmp_path_factory):
     """24 cells: enough for the gradient loss to draw some."""
     out = tmp_path_factory.mktemp("many") / "task"
-    return amips.label(*world, cells=24, val=100, test=100, k=10, out=out)
+    return amips.label(*world, cells=24, val=100, test=100, copies=1, cell_targets=True, out=out)
 
 
 class TestSeveralProcesses:

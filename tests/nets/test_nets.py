@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import amips
-from amips.nets import SIZES, Architecture, KeyNet, SupportNet, hidden_width, injected_layers, weight_shapes
+from amips.nets import (
+    SIZES,
+    Architecture,
+    KeyNet,
+    SupportNet,
+    hidden_width,
+    injected_layers,
+    load_model,
+    weight_shapes,
+)
 from amips.nets.runtime import activation, activation_slope
 from reference import architecture, base, numeric_jacobian, queries, random_net, scores
 
@@ -460,13 +469,13 @@ class TestFiles:
 
     def refused(self, directory, match):
         with pytest.raises(amips.RunError, match=match) as caught:
-            amips.load_model(directory)
+            load_model(directory)
         assert one_line(caught)
         assert str(directory) in str(caught.value)
 
     def test_round_trip(self, saved):
         net, directory = saved
-        again = amips.load_model(directory)
+        again = load_model(directory)
         assert again.architecture == net.architecture
         assert again.about == net.about
         assert set(again.weights) == set(net.weights)
@@ -481,7 +490,7 @@ class TestFiles:
 
     def test_another_error_class(self, tmp_path):
         with pytest.raises(amips.TaskError):
-            amips.load_model(tmp_path, amips.TaskError)
+            load_model(tmp_path, amips.TaskError)
 
     @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
     def test_truncated_weights(self, saved, share):
@@ -578,7 +587,7 @@ class TestFiles:
         monkeypatch.undo()
         assert (directory / "model.safetensors").read_bytes() == before
         assert sorted(p.name for p in directory.iterdir()) == ["model.json", "model.safetensors"]
-        amips.load_model(directory)
+        load_model(directory)
 
 
 class TestOneQuery:

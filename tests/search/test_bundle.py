@@ -18,7 +18,7 @@ import amips
 from amips.blas import faiss
 from amips.files import sha256
 from amips.nets import AffineArchitecture, AffineNet, Architecture, Net, weight_shapes
-from helpers import make_world
+from helpers import make_world, plain_build
 
 STORAGES = ("flat", "sq8", "pq", "lean")
 
@@ -51,8 +51,8 @@ def names(n, kind):
 def whole(task, tmp_path_factory):
     """A bundle with every file there can be: quantised, a model, names."""
     out = tmp_path_factory.mktemp("bundle") / "bundle"
-    made = amips.build(task, linear(task), out=out, storage="sq8", ids=names(task.n, "str"))
-    return made, out
+    built = plain_build(task, linear(task), out=out, storage="sq8", ids=names(task.n, "str"))
+    return built, out
 
 
 @pytest.fixture
@@ -113,32 +113,37 @@ def test_a_loaded_bundle_answers_as_the_built_one(task, world, tmp_path, storage
     model = {"linear": linear(task), "mapper": mapper(task.d, keys=task.fingerprint), "centroid": None}[
         routed
     ]
-    made = amips.build(task, model, out=tmp_path / "b", storage=storage, ids=names(task.n, kind))
+    built = plain_build(task, model, out=tmp_path / "b", storage=storage, ids=names(task.n, kind))
     for mmap in (False, True):
-        found = amips.load(tmp_path / "b", mmap=mmap)
-        assert found.points == made.points
-        assert found.points
-        assert (found.n, found.d, found.c, found.fingerprint) == (made.n, made.d, made.c, made.fingerprint)
-        assert found.engine.storage == storage
-        assert found.router.name == made.router.name
-        np.testing.assert_array_equal(found.cells, made.cells)
-        assert found.temperature == made.temperature > 0
-        reached = min(0.9, max(point.recall10 for point in made.points))  # codes: in a third of the keys
-        for options in ({"probes": 3}, {"recall": reached}, {"probes": 1, "k": 200}, {"share": 0.1}):
-            expected, got = made.search(world[1][:40], **options), found.search(world[1][:40], **options)
+        loaded = amips.load(tmp_path / "b", mmap=mmap)
+        assert loaded.points == built.points
+        assert loaded.points
+        assert (loaded.n, loaded.d, loaded.c, loaded.fingerprint) == (
+            built.n,
+            built.d,
+            built.c,
+            built.fingerprint,
+        )
+        assert loaded.store.storage == storage
+        assert loaded.router.name == built.router.name
+        np.testing.assert_array_equal(loaded.cells, built.cells)
+        assert loaded.temperature == built.temperature > 0
+        reached = min(0.9, max(point.recall10 for point in built.points))  # codes: in a third of the keys
+        for options in ({"probes": 3}, {"recall": reached}, {"probes": 1, "k": 200}, {"min_mass": 0.1}):
+            expected, got = built.search(world[1][:40], **options), loaded.search(world[1][:40], **options)
             np.testing.assert_allclose(got[0], expected[0], rtol=0, atol=1e-6)  # BLAS minds the alignment
             np.testing.assert_array_equal(got[1], expected[1])
             assert got[1].dtype == expected[1].dtype
-    assert found.search(world[1][:1], 1, 8)[1].dtype.kind == {None: "i", "int": "i", "str": "U"}[kind]
+    assert loaded.search(world[1][:1], 1, probes=8)[1].dtype.kind == {None: "i", "int": "i", "str": "U"}[kind]
 
 
 def test_the_model_comes_back_as_it_was(task, tmp_path):
-    model = linear(task, note="how it was made")
-    amips.build(task, model, out=tmp_path / "b")
-    found = amips.load(tmp_path / "b").model
-    assert found.about == model.about
-    assert found.architecture == model.architecture
-    np.testing.assert_array_equal(found.weights["W"], model.weights["W"])
+    model = linear(task, note="how it was built")
+    plain_build(task, model, out=tmp_path / "b")
+    loaded = amips.load(tmp_path / "b").model
+    assert loaded.about == model.about
+    assert loaded.architecture == model.architecture
+    np.testing.assert_array_equal(loaded.weights["W"], model.weights["W"])
 
 
 def test_the_manifest_says_what_is_there(whole):
@@ -153,13 +158,15 @@ def test_the_manifest_says_what_is_there(whole):
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("mmap", [False, True])
 def test_a_loaded_bundle_can_be_saved_elsewhere_and_over_itself(task, world, tmp_path, storage, mmap):
-    made = amips.build(task, linear(task), out=tmp_path / "b", storage=storage)
+    built = plain_build(task, linear(task), out=tmp_path / "b", storage=storage)
     for out in (tmp_path / "again", tmp_path / "b"):
         loaded = amips.load(tmp_path / "b", mmap=mmap)
-        amips.save(loaded, out)
-        expected = made.search(world[1][:20])[1]
-        np.testing.assert_array_equal(amips.load(out).search(world[1][:20])[1], expected)
-        np.testing.assert_array_equal(loaded.search(world[1][:20])[1], expected)  # the one saved still works
+        amips.search.save(loaded, out)
+        expected = built.search(world[1][:20], probes=8)[1]
+        np.testing.assert_array_equal(amips.load(out).search(world[1][:20], probes=8)[1], expected)
+        np.testing.assert_array_equal(
+            loaded.search(world[1][:20], probes=8)[1], expected
+        )  # the one saved still works
 
 
 def test_the_keys_may_be_named_when_loading(whole, world, tmp_path):
@@ -179,11 +186,11 @@ def test_the_keys_may_be_named_when_loading(whole, world, tmp_path):
 
 def test_a_new_bundle_takes_the_place_of_the_old_one(task, tmp_path):
     out = tmp_path / "b"
-    amips.build(task, linear(task), out=out, storage="pq", ids=names(task.n, "int"))
+    plain_build(task, linear(task), out=out, storage="pq", ids=names(task.n, "int"))
     (old,) = out.glob("data-*")
     (out / ".manifest.json.123.tmp").write_text("left by a process that was killed")
     open_still = amips.load(out, mmap=True)
-    amips.build(task, None, out=out)
+    plain_build(task, None, out=out)
     (new,) = out.glob("data-*")
     assert new != old
     assert sorted(file.name for file in out.iterdir()) == sorted([".lock", new.name, "manifest.json"])
@@ -208,8 +215,8 @@ def test_never_touches_a_directory_of_something_else(whole, task, tmp_path, file
         (tmp_path / "dir" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "dir" / name).write_text(text)
     for attempt in (
-        lambda: amips.save(whole[0], tmp_path / "dir"),
-        lambda: amips.build(task, None, out=tmp_path / "dir"),
+        lambda: amips.search.save(whole[0], tmp_path / "dir"),
+        lambda: plain_build(task, None, out=tmp_path / "dir"),
     ):
         with pytest.raises(amips.BundleError, match=str(tmp_path / "dir")):
             attempt()
@@ -220,17 +227,17 @@ def test_never_touches_a_directory_of_something_else(whole, task, tmp_path, file
 def test_does_not_replace_a_file_or_a_task(whole, task, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(amips.BundleError, match="not a bundle"):
-        amips.save(whole[0], tmp_path / "file")
+        amips.search.save(whole[0], tmp_path / "file")
     with pytest.raises(amips.BundleError, match="not a bundle"):
-        amips.save(whole[0], task.path)
-    amips.Task(task.path, verify=True)
+        amips.search.save(whole[0], task.path)
+    amips.task.load_task(task.path, verify=True)
 
 
 def test_what_a_user_puts_beside_the_data_stays(whole, copy):
     (copy[0] / "data-mine").mkdir()
     (copy[0] / "data-mine" / "notes").write_text("x")
     (copy[0] / "README").write_text("x")
-    amips.save(whole[0], copy[0])
+    amips.search.save(whole[0], copy[0])
     assert (copy[0] / "data-mine" / "notes").read_text() == "x"
     assert (copy[0] / "README").exists()
     assert not copy[1].exists()
@@ -265,12 +272,12 @@ def test_one_flipped_bit(copy, no_reading, file, mmap):
 
 
 def test_one_flipped_bit_in_the_manifest(copy, whole, world):
-    """Every one of them is found, or changes nothing (white space, the case of a letter in \\u00e9)."""
+    """Every one of them is loaded, or changes nothing (white space, the case of a letter in \\u00e9)."""
     path = copy[0] / "manifest.json"
     good = path.read_bytes()
     expected = whole[0].search(world[1][:3], probes=2)
     rng = random.Random(5)
-    found = 0
+    loaded = 0
     for at in rng.sample(range(len(good)), 150):
         bad = bytearray(good)
         bad[at] ^= 1 << rng.randrange(8)
@@ -278,11 +285,11 @@ def test_one_flipped_bit_in_the_manifest(copy, whole, world):
         try:
             loaded = amips.load(copy[0])
         except amips.BundleError:
-            found += 1
+            loaded += 1
             continue
         assert loaded.points == whole[0].points
         np.testing.assert_array_equal(loaded.search(world[1][:3], probes=2)[1], expected[1])
-    assert found > 100
+    assert loaded > 100
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, -2])
@@ -306,7 +313,7 @@ def stranger(other_task, tmp_path_factory):
     """The data of a bundle that is like `whole` in every size, but of other keys, model and names."""
     out = tmp_path_factory.mktemp("stranger") / "bundle"
     shifted = [f"§{(i + 1) % other_task.n}" for i in range(other_task.n)]
-    amips.build(other_task, linear(other_task), out=out, storage="sq8", ids=shifted)
+    plain_build(other_task, linear(other_task), out=out, storage="sq8", ids=shifted)
     (data,) = out.glob("data-*")
     return data
 
@@ -338,9 +345,9 @@ def test_missing_data_or_manifest(copy, tmp_path, task):
 
 
 def test_another_version_or_kind(copy, no_reading):
-    rewrite(copy[0], format=2)
-    refused(copy[0], "manifest.json", "format 2", "reads 1")
-    rewrite(copy[0], format=1, kind="task")
+    rewrite(copy[0], format=3)
+    refused(copy[0], "manifest.json", "format 3", "reads 2")
+    rewrite(copy[0], format=2, kind="task")
     refused(copy[0], "manifest.json", "'task'", "'bundle'")
 
 
@@ -415,16 +422,16 @@ def test_a_model_of_other_keys(copy, task, other_task):
     rewrite(copy[0])
     refused(copy[0], "model.json", "other keys")
     with pytest.raises(amips.RunError, match="other keys"):
-        amips.build(task, linear(other_task))
+        plain_build(task, linear(other_task))
 
 
 def test_a_model_of_other_cells_cannot_be_built(task, world, tmp_path):
     again = amips.label(*world, cells=8, val=100, test=100, k=10, seed=3, out=tmp_path / "task")
     assert again.fingerprint == task.fingerprint
     model = amips.train(again, amips.Linear(), samples=500, out=tmp_path / "run")
-    amips.build(again, model)
+    plain_build(again, model)
     with pytest.raises(amips.RunError, match="other cells"):
-        amips.build(task, model)
+        plain_build(task, model)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -459,7 +466,7 @@ def test_an_index_that_is_not_an_inverted_file(copy):
 @pytest.fixture
 def lean_copy(task, tmp_path):
     """A bundle of lean storage to damage, and its lean.npz."""
-    amips.build(task, linear(task), out=tmp_path / "lean", storage="lean", lean=6)
+    plain_build(task, linear(task), out=tmp_path / "lean", storage="lean", dimensions=6)
     (data,) = (tmp_path / "lean").glob("data-*")
     return tmp_path / "lean", data / "lean.npz"
 
@@ -543,18 +550,6 @@ def test_a_projection_that_is_missing_or_not_listed(lean_copy):
     refused(bundle, "does not list", "lean.npz")
 
 
-def test_a_bundle_of_before_there_were_shares(copy, world):
-    """It has no temperature and points of probes only: what it could do, it can."""
-    manifest = json.loads((copy[0] / "manifest.json").read_text())
-    points = [{k: v for k, v in p.items() if k != "share"} for p in manifest["points"] if not p["share"]]
-    rewrite(copy[0], remove=["temperature"], points=points)
-    found = amips.load(copy[0])
-    assert found.temperature == 0
-    assert found.search(world[1][:5], recall=0.9)[1].shape == (5, 10)
-    with pytest.raises(amips.AmipsError, match="give probes"):
-        found.search(world[1][:5], share=0.1)
-
-
 @pytest.mark.parametrize("temperature", ["hot", None, [1]])
 def test_a_temperature_that_is_no_number(copy, temperature):
     rewrite(copy[0], temperature=temperature)
@@ -573,7 +568,7 @@ bundles = [amips.load(a), amips.load(b)]
 Path(ready).touch()
 while True:
     for bundle in bundles:
-        amips.save(bundle, out)
+        amips.search.save(bundle, out)
 """
 
 
@@ -581,11 +576,11 @@ while True:
 def test_killed_at_any_moment_the_bundle_is_whole(task, world, tmp_path):
     """A process that writes two bundles by turns over each other is killed; one of them is there."""
     x = world[1][:20]
-    a = amips.build(task, linear(task), out=tmp_path / "a", ids=names(task.n, "int"))
-    b = amips.build(task, None, out=tmp_path / "b", storage="sq8")
-    expected = {True: a.search(x), False: b.search(x)}
+    a = plain_build(task, linear(task), out=tmp_path / "a", ids=names(task.n, "int"))
+    b = plain_build(task, None, out=tmp_path / "b", storage="sq8")
+    expected = {True: a.search(x, probes=8), False: b.search(x, probes=8)}
     out, ready = tmp_path / "out", tmp_path / "ready"
-    amips.save(a, out)
+    amips.search.save(a, out)
     rng = random.Random(0)
     seen, left_over = set(), 0
     end = time.monotonic() + 60
@@ -600,25 +595,25 @@ def test_killed_at_any_moment_the_bundle_is_whole(task, world, tmp_path):
         assert process.wait() == -signal.SIGKILL
         ready.unlink()
         left_over += len(list(out.glob("data-*"))) > 1
-        found = amips.load(out, verify=True)
-        which = found.model is not None
+        loaded = amips.load(out, verify=True)
+        which = loaded.model is not None
         seen.add(which)
-        got = found.search(x)
+        got = loaded.search(x, probes=8)
         np.testing.assert_array_equal(got[0], expected[which][0])
         np.testing.assert_array_equal(got[1], expected[which][1])
-        assert found.points == (a if which else b).points
+        assert loaded.points == (a if which else b).points
         if time.monotonic() > end and kill >= 8:
             break
     assert seen == {True, False}
     assert left_over  # it was hit in the middle of a save
-    amips.save(a, out)
+    amips.search.save(a, out)
     assert len(list(out.glob("data-*"))) == 1
 
 
 @pytest.mark.parametrize("fails_at", range(1, 8))
 def test_a_failing_disk_leaves_the_old_bundle(task, whole, copy, world, monkeypatch, fails_at):
     x = world[1][:20]
-    new = amips.build(task, mapper(task.d), storage="pq")
+    new = plain_build(task, mapper(task.d), storage="pq")
     calls = 0
     real = os.fsync
 
@@ -631,26 +626,26 @@ def test_a_failing_disk_leaves_the_old_bundle(task, whole, copy, world, monkeypa
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match="No space left"):
-        amips.save(new, copy[0])
+        amips.search.save(new, copy[0])
     monkeypatch.undo()
-    np.testing.assert_array_equal(amips.load(copy[0]).search(x)[1], whole[0].search(x)[1])
-    amips.save(new, copy[0])
-    np.testing.assert_array_equal(amips.load(copy[0]).search(x)[1], new.search(x)[1])
+    np.testing.assert_array_equal(amips.load(copy[0]).search(x, probes=8)[1], whole[0].search(x, probes=8)[1])
+    amips.search.save(new, copy[0])
+    np.testing.assert_array_equal(amips.load(copy[0]).search(x, probes=8)[1], new.search(x, probes=8)[1])
     assert len(list(copy[0].glob("data-*"))) == 1
 
 
 def test_two_saves_at_a_time_wait_for_each_other(task, whole, tmp_path):
-    other = amips.build(task, mapper(task.d), storage="sq8")
+    other = plain_build(task, mapper(task.d), storage="sq8")
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: amips.save((whole[0], other)[i % 2], tmp_path / "b"), range(12)))
-    assert amips.load(tmp_path / "b").engine.storage in ("flat", "sq8")
+        list(pool.map(lambda i: amips.search.save((whole[0], other)[i % 2], tmp_path / "b"), range(12)))
+    assert amips.load(tmp_path / "b").store.storage in ("flat", "sq8")
     assert len(list((tmp_path / "b").glob("data-*"))) == 1
 
 
 def test_a_bundle_replaced_while_it_is_read(task, whole, tmp_path):
-    amips.save(whole[0], tmp_path / "b")
+    amips.search.save(whole[0], tmp_path / "b")
     with ThreadPoolExecutor(1) as pool:
-        saving = pool.submit(lambda: [amips.save(whole[0], tmp_path / "b") for _ in range(15)])
+        saving = pool.submit(lambda: [amips.search.save(whole[0], tmp_path / "b") for _ in range(15)])
         while not saving.done():
             assert amips.load(tmp_path / "b").n == whole[0].n
         saving.result()
@@ -663,13 +658,15 @@ def test_an_interrupted_first_save_can_be_repeated(whole, world, tmp_path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("amips.search.bundle.write_manifest", stop)
+        patch.setattr("amips.search.bundle_directory.write_manifest", stop)
         with pytest.raises(KeyboardInterrupt):
-            amips.save(whole[0], out)
+            amips.search.save(whole[0], out)
     refused(out, str(out), "manifest.json")
-    amips.save(whole[0], out)
+    amips.search.save(whole[0], out)
     assert len(list(out.glob("data-*"))) == 1
-    np.testing.assert_array_equal(amips.load(out).search(world[1])[1], whole[0].search(world[1])[1])
+    np.testing.assert_array_equal(
+        amips.load(out).search(world[1], probes=8)[1], whole[0].search(world[1], probes=8)[1]
+    )
 
 
 # Names of keys
@@ -688,4 +685,4 @@ def test_an_interrupted_first_save_can_be_repeated(whole, world, tmp_path, monke
 )
 def test_ids_that_cannot_be_used(task, ids, match):
     with pytest.raises(amips.AmipsError, match=match):
-        amips.build(task, None, ids=ids)
+        plain_build(task, None, ids=ids)

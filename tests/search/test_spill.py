@@ -2,22 +2,15 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import amips
-from amips.bench.runner import Bench, Settings
-from amips.bench.results import Store
-from amips.bench.systems import System
-from amips.cells import Cells, moved, towards_queries
-from amips.cli import cli
-from amips.index import FaissCellStore, faiss_ivf
+from amips.cells import towards_queries
+from amips.index import FaissCellStore, faiss_store
 from amips.lean import learn_projection
-from amips.routers import CentroidRouter
-from amips.search.build import measure_masses, routed
-from amips.search.estimate import RoutingEstimate
-from amips.search.spill import second_cells
+from amips.routers import CentroidRouter, RoutingEstimate
+from amips.search import estimate_routing, measure_masses, second_cells
 from amips.vectors import open_vectors
-from helpers import make_world
+from helpers import make_world, plain_build
 
 N, D, C, R = 700, 16, 9, 12
 STORAGES = ("flat", "sq8", "pq", "lean")
@@ -36,9 +29,9 @@ class World:
         self.centroids = rng.standard_normal((C, D)).astype(np.float32)
         self.cells = np.argsort(rng.random((40, C)), axis=1)
         keys = open_vectors(self.keys)
-        projection = learn(keys, open_vectors(self.x), R) if storage == "lean" else None
+        projection = learn_projection(keys, open_vectors(self.x), R) if storage == "lean" else None
         parts = (self.assignment, self.centroids, storage, projection, self.second)
-        self.engine = FaissCellStore.build(keys, *parts)
+        self.store = FaissCellStore.build(keys, *parts)
 
     def there(self, cells):
         """Which keys are in these cells, [m, n]."""
@@ -53,16 +46,16 @@ class World:
 
 
 @pytest.fixture(scope="module", params=STORAGES)
-def made(request):
+def world(request):
     return World(request.param)
 
 
-def test_what_it_holds(made):
-    e = made.engine
+def test_what_it_holds(world):
+    e = world.store
     assert (e.n, e.d) == (N, D)
-    sizes = np.bincount(made.assignment, minlength=C)
-    np.testing.assert_array_equal(e.sizes, sizes + np.bincount(made.second[made.second >= 0], minlength=C))
-    np.testing.assert_array_equal(e.assignment, made.assignment)
+    sizes = np.bincount(world.assignment, minlength=C)
+    np.testing.assert_array_equal(e.sizes, sizes + np.bincount(world.second[world.second >= 0], minlength=C))
+    np.testing.assert_array_equal(e.assignment, world.assignment)
     assert e.sizes.sum() > N
 
 
@@ -74,44 +67,44 @@ def test_flat_is_brute_force(whole, m, probes, k):
     """By FAISS and by product; whole numbers tie everywhere."""
     world = World("flat", whole)
     cells = world.cells[:m, :probes]
-    scores, ids = world.engine.scan(world.x[:m], cells, k)
+    scores, ids = world.store.scan(world.x[:m], cells, k)
     best, expected = world.brute(cells, k)
     np.testing.assert_allclose(scores, best, atol=1e-5)
     np.testing.assert_array_equal(ids, expected)
 
 
 @pytest.mark.parametrize("m", [1, 40])
-def test_no_key_twice_and_true_scores(made, m):
+def test_no_key_twice_and_true_scores(world, m):
     for k in (1, 10, 500):
-        cells = made.cells[:m, :6]
-        scores, ids = made.engine.scan(made.x[:m], cells, k)
-        true = made.x[:m] @ made.keys.T
+        cells = world.cells[:m, :6]
+        scores, ids = world.store.scan(world.x[:m], cells, k)
+        true = world.x[:m] @ world.keys.T
         for row in range(m):
-            found = ids[row][ids[row] >= 0]
-            assert len(set(found)) == len(found) >= min(k, made.there(cells)[row].sum()) * 0.99
-            assert made.there(cells)[row, found].all()
-            np.testing.assert_allclose(scores[row, : len(found)], true[row, found], atol=1e-4)
+            own = ids[row][ids[row] >= 0]
+            assert len(set(own)) == len(own) >= min(k, world.there(cells)[row].sum()) * 0.99
+            assert world.there(cells)[row, own].all()
+            np.testing.assert_allclose(scores[row, : len(own)], true[row, own], atol=1e-4)
         if k == 10:
-            assert (ids[:, :, None] == made.brute(cells, k)[1][:, None, :]).any(axis=2).mean() > 0.97
+            assert (ids[:, :, None] == world.brute(cells, k)[1][:, None, :]).any(axis=2).mean() > 0.97
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-def test_round_trip(made, tmp_path, mmap):
-    files = made.engine.save(tmp_path)
-    assert faiss_ivf.SECOND in files
-    back = FaissCellStore.load(tmp_path, made.engine.storage, mmap, spilled=True)
-    np.testing.assert_array_equal(back.second, made.second)
-    np.testing.assert_array_equal(back.assignment, made.assignment)
+def test_round_trip(world, tmp_path, mmap):
+    files = world.store.save(tmp_path)
+    assert faiss_store.SECOND in files
+    back = FaissCellStore.load(tmp_path, world.store.storage, mmap, spilled=True)
+    np.testing.assert_array_equal(back.second, world.second)
+    np.testing.assert_array_equal(back.assignment, world.assignment)
     for m in (1, 40):
-        expected, got = (e.scan(made.x[:m], made.cells[:m, :4], 10) for e in (made.engine, back))
+        expected, got = (e.scan(world.x[:m], world.cells[:m, :4], 10) for e in (world.store, back))
         np.testing.assert_array_equal(got[1], expected[1])
 
 
 @pytest.mark.parametrize("damage", ["short", "range", "type", "count", "garbage", "missing"])
 def test_damaged_second_cells(tmp_path, damage):
     world = World("lean")
-    world.engine.save(tmp_path)
-    path = tmp_path / faiss_ivf.SECOND
+    world.store.save(tmp_path)
+    path = tmp_path / faiss_store.SECOND
     second = world.second.copy()
     if damage == "short":
         second = second[:-1]
@@ -134,12 +127,12 @@ class TestExpected:
     def test_by_hand(self):
         scores = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
         seen = RoutingEstimate(scores, np.array([[2, 3]]), np.full(4, 5), 1.0, np.array([[1, -1]]))
-        np.testing.assert_array_equal(seen.at_probes(1).found, [[False, False]])
-        np.testing.assert_array_equal(seen.at_probes(2).found, [[True, False]])
+        np.testing.assert_array_equal(seen.at_probes(1).hits, [[False, False]])
+        np.testing.assert_array_equal(seen.at_probes(2).hits, [[True, False]])
         assert seen.probes_for(0.5) == 2
         shares = np.exp(scores[0]) / np.exp(scores[0]).sum()
-        np.testing.assert_array_equal(seen.at_mass(shares[1] * 0.99).found, [[True, False]])
-        np.testing.assert_array_equal(seen.at_mass(shares[1] * 1.01).found, [[False, False]])
+        np.testing.assert_array_equal(seen.at_mass(shares[1] * 0.99).hits, [[True, False]])
+        np.testing.assert_array_equal(seen.at_mass(shares[1] * 1.01).hits, [[False, False]])
         assert seen.min_mass_for(0.5) == pytest.approx(shares[1], rel=1e-5)
         assert seen.min_mass_for(1.0) == pytest.approx(shares[3], rel=1e-5)
 
@@ -149,7 +142,7 @@ def task(tmp_path_factory):
     """Queries come from elsewhere than the keys: cells lose some."""
     keys, queries = make_world(3000, 6000, 16, seed=3)
     out = tmp_path_factory.mktemp("spill") / "task"
-    return amips.label(keys, queries, cells=60, copies=0, val=600, test=600, out=out, cell_targets=False)
+    return amips.label(keys, queries, cells=60, query_aware=0, val=600, test=600, out=out)
 
 
 @pytest.fixture(scope="module")
@@ -160,18 +153,18 @@ def second(task):
 def test_second_cells_by_their_formula(task, second):
     """Against plain loops over keys, cells and the log."""
     cells, router = task.cells, CentroidRouter(task.cells.centroids)
-    seen = routed(amips.build(task, None), task.val)
+    seen = estimate_routing(plain_build(task, None), task.val)
     bound = seen.min_mass_for(0.95)
     saved = np.zeros((task.n, cells.count), int)
     x, top = np.asarray(task.train.queries), np.asarray(task.train.top_ids)[:, :10]
     chances = np.exp((router.scores(x) - router.scores(x).max(axis=1, keepdims=True)) / seen.temperature)
     chances /= chances.sum(axis=1, keepdims=True)
     for row, wanted in zip(chances, top, strict=True):
-        taken = row >= bound
-        taken[row.argmax()] = True
+        probed = row >= bound
+        probed[row.argmax()] = True
         for key in wanted:
-            if not taken[cells.assignment[key]]:
-                saved[key] += taken
+            if not probed[cells.assignment[key]]:
+                saved[key] += probed
     assert saved.max() > 2
     with towards_queries(open_vectors(task.keys), open_vectors(x), top) as points:
         z = points.astype(np.float64)
@@ -203,47 +196,44 @@ def test_blocks_and_a_part_of_the_log(task, second, monkeypatch):
 
 def test_one_cell_has_no_second(tmp_path):
     keys, queries = make_world(50, 100, 8, seed=1)
-    task = amips.label(keys, queries, out=tmp_path / "t", copies=0, val=20, test=20)
+    task = amips.label(keys, queries, cells=1, out=tmp_path / "t", val=20, test=20)
     assert second_cells(task, CentroidRouter(task.cells.centroids), 0.5) is None
-    assert amips.build(task, None, spill=0.5).engine.second is None
+    assert plain_build(task, None, spill_fraction=0.5).store.second is None
 
 
 def test_it_saves_keys_on_held_out_queries(task):
-    plain, spilled = amips.build(task, None), amips.build(task, None, spill=0.1)
-    assert (plain.spilled, spilled.spilled) == (0, (spilled.engine.second >= 0).sum())
-    assert "keys in two" in repr(spilled)
+    plain, spilled = plain_build(task, None), plain_build(task, None, spill_fraction=0.1)
+    assert (plain.spilled, spilled.spilled) == (0, (spilled.store.second >= 0).sum())
+    assert "10% of the keys in a second cell" in repr(spilled)
     costs = []
     for searcher in (plain, spilled):
-        seen = routed(searcher, task.test)
+        seen = estimate_routing(searcher, task.test)
         costs.append(seen.at_mass(seen.min_mass_for(0.95)).scanned.mean())
     assert costs[1] < 0.95 * costs[0]
 
 
 @pytest.mark.parametrize("storage", ["flat", "lean"])
 def test_points_are_those_of_a_search(task, storage):
-    searcher = amips.build(task, None, spill=0.1, storage=storage)
+    searcher = plain_build(task, None, spill_fraction=0.1, storage=storage)
     point = measure_masses(searcher, task.test)[8]
     x, true = np.asarray(task.test.queries), np.asarray(task.test.top_ids)[:, :10]
-    ids = searcher.search(x, share=point.share)[1]
+    ids = searcher.search(x, min_mass=point.min_mass)[1]
     assert (true[:, :, None] == ids[:, None, :]).any(axis=2).mean() == pytest.approx(point.recall10, abs=1e-9)
-    cost = searcher.cost(x, share=point.share)
+    cost = searcher.cost(x, min_mass=point.min_mass)
     assert cost.scanned.mean() / task.n == pytest.approx(point.scanned)
 
 
 def test_a_bundle_with_spilled_keys(task, tmp_path):
-    made = amips.build(task, None, spill=0.1, out=tmp_path / "b")
+    index = plain_build(task, None, spill_fraction=0.1, out=tmp_path / "b")
     back = amips.load(tmp_path / "b")
-    assert back.spilled == made.spilled > 0
+    assert back.spilled == index.spilled > 0
     x = task.test.queries[:50]
     for options in ({"recall": 0.95}, {"probes": 5, "k": 40}):
-        for got, want in zip(back.search(x, **options), made.search(x, **options), strict=True):
+        for got, want in zip(back.search(x, **options), index.search(x, **options), strict=True):
             np.testing.assert_array_equal(got, want)
-    out = CliRunner().invoke(cli, ["info", str(tmp_path / "b")]).output
-    (line,) = [row for row in out.splitlines() if row.startswith("keys in a second cell")]
-    assert line.split()[-1] == f"{made.spilled:,}"
     # A file that the manifest does not list is not read; one that it lists is checked.
     (data,) = (tmp_path / "b").glob("data-*")
-    (data / faiss_ivf.SECOND).unlink()
+    (data / faiss_store.SECOND).unlink()
     with pytest.raises(amips.BundleError, match=r"second\.npy"):
         amips.load(tmp_path / "b")
 
@@ -251,45 +241,45 @@ def test_a_bundle_with_spilled_keys(task, tmp_path):
 def test_second_cells_of_ones_own(task):
     second = np.full(task.n, -1, np.int32)
     second[:100] = (task.cells.assignment[:100] + 1) % task.c
-    made = amips.build(task, None, spill=second)
-    np.testing.assert_array_equal(made.engine.second, second)
-    assert made.spilled == 100
-    assert amips.build(task, None, spill=second.tolist()).spilled == 100
-    assert amips.build(task, None, spill=np.full(task.n, -1)).engine.second is None
+    index = plain_build(task, None, second_cells=second)
+    np.testing.assert_array_equal(index.store.second, second)
+    assert index.spilled == 100
+    assert plain_build(task, None, second_cells=second.tolist()).spilled == 100
+    assert plain_build(task, None, second_cells=np.full(task.n, -1)).store.second is None
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_codes_have_as_many_candidates(storage):
-    """Where every key is in two cells and all are probed, as much is found as where it is in one."""
+    """Where every key is in two cells and all are probed, as much is recalls as where it is in one."""
     world = World(storage)
     keys = open_vectors(world.keys)
-    projection = learn(keys, open_vectors(world.x), R) if storage == "lean" else None
+    projection = learn_projection(keys, open_vectors(world.x), R) if storage == "lean" else None
     every = ((world.assignment + 1) % C).astype(np.int32)
     cells = np.tile(np.arange(C), (40, 1))
     true = world.brute(cells, 10)[1]
-    found = []
+    recalls = []
     for second in (None, every):
-        engine = FaissCellStore.build(keys, world.assignment, world.centroids, storage, projection, second)
-        ids = engine.scan(world.x, cells, 10)[1]
-        found.append((ids[:, :, None] == true[:, None, :]).any(axis=2).mean())
+        store = FaissCellStore.build(keys, world.assignment, world.centroids, storage, projection, second)
+        ids = store.scan(world.x, cells, 10)[1]
+        recalls.append((ids[:, :, None] == true[:, None, :]).any(axis=2).mean())
         if storage == "sq8":  # 2 d for each entry, and for each candidate that is scored again
-            entries = engine.sizes.sum()
+            entries = store.sizes.sum()
             candidates = 100 if second is None else 200
-            assert engine.scan_flops(np.array([entries]), 10) == 2 * D * (entries + candidates)
-    assert found[1] >= found[0] - 1e-9
+            assert store.scan_flops(np.array([entries]), 10) == 2 * D * (entries + candidates)
+    assert recalls[1] >= recalls[0] - 1e-9
 
 
 def test_labels_and_drop_in_with_two_cells(task):
     names = [f"key {i}" for i in range(task.n)]
-    made = amips.build(task, None, spill=0.5, ids=names)
-    plain = amips.build(task, None, spill=0.5)
+    index = plain_build(task, None, spill_fraction=0.5, ids=names)
+    plain = plain_build(task, None, spill_fraction=0.5)
     x = task.test.queries[:30]
-    hits = made.search(x, probes=6)[1]
+    hits = index.search(x, probes=6)[1]
     want = plain.search(x, probes=6)[1]
     assert (hits == np.array(names)[want]).all()
     assert all(len(set(row)) == 10 for row in hits.tolist())
     candidates = np.concatenate([want, np.full((30, 2), -1)], axis=1)
-    scores, ids = plain.engine.score_again(x, candidates, 10)
+    scores, ids = plain.store.score_again(x, candidates, 10)
     np.testing.assert_array_equal(ids, want)
     np.testing.assert_allclose(scores, np.take_along_axis(x @ np.asarray(task.keys).T, ids, 1), atol=1e-5)
 
@@ -298,29 +288,32 @@ def test_labels_and_drop_in_with_two_cells(task):
 def test_second_cells_that_fit_in_number_only(tmp_path, storage):
     """The right number of them, but not where the keys are."""
     world = World(storage)
-    world.engine.save(tmp_path)
+    world.store.save(tmp_path)
     has = np.flatnonzero(world.second >= 0)
     second = world.second.copy()
     for key in has[:5]:  # a third cell, where it is not
         second[key] = next(j for j in range(C) if j not in (world.assignment[key], second[key]))
-    np.save(tmp_path / faiss_ivf.SECOND, second)
+    np.save(tmp_path / faiss_store.SECOND, second)
     with pytest.raises(amips.BundleError, match="wrong number of cells"):
         FaissCellStore.load(tmp_path, storage, False, spilled=True)
     short = world.second[:-10].copy()
     short[np.flatnonzero(short < 0)[: 10 + (world.second[-10:] >= 0).sum()]] = 0
-    np.save(tmp_path / faiss_ivf.SECOND, short)
+    np.save(tmp_path / faiss_store.SECOND, short)
     with pytest.raises(amips.BundleError):
         FaissCellStore.load(tmp_path, storage, False, spilled=True)
 
 
+@pytest.mark.parametrize("fraction", [1.5, -0.1, float("nan"), "0.5", True])
+def test_not_a_fraction(task, fraction):
+    with pytest.raises(
+        amips.AmipsError, match=r"^spill_fraction=.*: expected a fraction of the keys, from 0 to 1$"
+    ):
+        plain_build(task, None, spill_fraction=fraction)
+
+
 @pytest.mark.parametrize(
-    ("spill", "message"),
+    ("second", "message"),
     [
-        (1.5, "a share of the keys"),
-        (-0.1, "a share of the keys"),
-        (float("nan"), "a share of the keys"),
-        ("0.5", "a share of the keys"),
-        (True, "a share of the keys"),
         ((), "for each of the 3000 keys"),
         (np.zeros(3, np.int32), "for each of the 3000 keys"),
         (np.zeros(3000, np.float32), "a whole number"),
@@ -329,80 +322,6 @@ def test_second_cells_that_fit_in_number_only(tmp_path, storage):
         (None, "the same cell twice"),
     ],
 )
-def test_what_cannot_be(task, spill, message):
+def test_what_cannot_be(task, second, message):
     with pytest.raises(amips.AmipsError, match=message):
-        amips.build(task, None, spill=task.cells.assignment if spill is None else spill)
-
-
-def test_the_command(task, tmp_path):
-    out = CliRunner().invoke(cli, ["build", str(task.path), "--out", str(tmp_path / "b"), "--spill", "0.05"])
-    assert out.exit_code == 0, out.output
-    assert " keys in two), routed by centroid" in out.output
-    wrong = CliRunner().invoke(cli, ["build", str(task.path), "--out", str(tmp_path / "c"), "--spill", "7"])
-    assert isinstance(wrong.exception, amips.AmipsError)
-    assert not (tmp_path / "c").exists()
-
-
-def test_the_bench_searches_second_cells(task, tmp_path):
-    """Each share has an index of its own; systems of one index come together."""
-    bench = Bench(task, Store(tmp_path / "r", {}), Settings(rounds=1, progress=False))
-    sizes = {}
-    for spill in (0.0, 0.5, 0.2):
-        system = System(cells=task.c, spill=spill)
-        opened = bench.open(system)
-        sizes[spill] = int(opened.searcher.engine.sizes.sum())
-        want = amips.build(task, None, spill=spill).search(task.test.queries[:20], probes=4)[1]
-        np.testing.assert_array_equal(opened.searcher.search(task.test.queries[:20], probes=4)[1], want)
-    assert sizes == {0.0: 3000, 0.5: 4500, 0.2: 3600}
-    first, other = System(cells=task.c, spill=0.5), System(cells=task.c, spill=0.5, stop="share")
-    assert bench.open(first).searcher.engine is bench.open(other).searcher.engine
-    assert bench.open(first).searcher.engine is not bench.open(System(cells=task.c)).searcher.engine
-
-
-def test_systems_of_the_bench():
-    system = System(cells=10, spill=0.1)
-    assert system.role == "contender"
-    assert "10% spilled" in system.family
-    assert system.slug != System(cells=10).slug
-    for wrong in ({"spill": 2.0, "cells": 10}, {"spill": 0.1, "engine": "hnsw"}):
-        with pytest.raises(amips.AmipsError, match="spill"):
-            System(**wrong)
-
-
-class TestMoved:
-    def test_by_hand(self):
-        """Two cells on a line; one key lies in the wrong one, and one that would gain less finds no room."""
-        keys = np.array([[1.0, 0], [0.9, 0.1], [0.8, 0.3], [0, 1.0]], np.float32)
-        cells = Cells(np.array([0, 1, 1, 1], np.int32), np.eye(2, dtype=np.float32))
-        queries, top = np.array([[0.0, 1.0]], np.float32), np.array([[3]])
-        router = lambda x: x @ np.eye(2, dtype=np.float32)  # noqa: E731
-        made = moved(cells, keys, queries, top, router, strength=1.0, limit=1.0)
-        np.testing.assert_array_equal(made.assignment, [0, 0, 1, 1])
-        made = moved(cells, keys, queries, top, router, strength=1.0, limit=1.5)
-        np.testing.assert_array_equal(made.assignment, [0, 0, 0, 1])
-
-    def test_queries_decide(self):
-        """A key between two cells goes where the query is that wants it."""
-        keys = np.array([[1.0, 0], [0.7, 0.71], [0, 1.0], [0, 1.0]], np.float32)
-        cells = Cells(np.array([0, 1, 1, 1], np.int32), np.eye(2, dtype=np.float32))
-        router = lambda x: x @ np.eye(2, dtype=np.float32)  # noqa: E731
-        for query, expected in (([1.0, 0.0], 0), ([0.0, 1.0], 1)):
-            made = moved(cells, keys, np.array([query], np.float32), np.array([[1]]), router, limit=2.0)
-            assert made.assignment[1] == expected
-
-    def test_the_limit_and_the_blocks(self, task, monkeypatch):
-        queries, top = task.path / "train" / "queries.npy", np.asarray(task.train.top_ids)[:, :10]
-        router = CentroidRouter(task.cells.centroids[::-1].copy())  # sends every query elsewhere
-        parts = (task.cells, task.path / "keys.npy", queries, top, router.scores)
-        made = moved(*parts, limit=1.2)
-        assert (made.assignment != task.cells.assignment).sum() > 100
-        assert made.sizes.sum() == task.n
-        assert made.sizes.max() <= max(int(1.2 * task.n / task.c), task.cells.sizes.max())
-        monkeypatch.setattr("amips.cells.moving.BLOCK_BYTES", 1 << 12)
-        np.testing.assert_array_equal(moved(*parts, limit=1.2).assignment, made.assignment)
-
-    def test_refused(self, task):
-        parts = (task.cells, task.path / "keys.npy", task.val.queries, task.val.top_ids, None)
-        for limit in (0.5, float("nan"), float("inf")):
-            with pytest.raises(amips.VectorError, match="limit"):
-                moved(*parts, limit=limit)
+        amips.build(task, None, second_cells=task.cells.assignment if second is None else second)

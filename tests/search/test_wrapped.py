@@ -1,25 +1,28 @@
-"""An index that was built elsewhere: its own answers, in cells that a model chooses."""
+"""A FAISS index that was built elsewhere: its own answers, in cells that a model chooses."""
 
 import numpy as np
 import pytest
 
 import amips
 from amips.blas import faiss
+from amips.cells import ivf_parts, place_keys
 from amips.nets import AffineArchitecture, AffineNet, Architecture, Net, weight_shapes
+from amips.search import WrappedIndex
+from amips.vectors import open_vectors
 from helpers import make_world
 
 N, D, C = 1500, 16, 12
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
 
-_made = {}  # training takes most of the time
+_indexes = {}  # training takes most of the time
 
 
 def make_index(keys, factory, metric=IP, ids=None):
     name = (hash(keys.tobytes()), factory, metric, None if ids is None else ids.tobytes())
-    if name not in _made:
-        _made[name] = faiss.serialize_index(train_index(keys, factory, metric, ids))
-    return faiss.deserialize_index(_made[name])
+    if name not in _indexes:
+        _indexes[name] = faiss.serialize_index(train_index(keys, factory, metric, ids))
+    return faiss.deserialize_index(_indexes[name])
 
 
 def train_index(keys, factory, metric, ids):
@@ -60,7 +63,7 @@ def router(index, d, seed=0, **about):
     """Random scores for the cells of an index, as if it had been trained on them."""
     ivf = faiss.extract_index_ivf(index)
     weights = {"W": np.random.default_rng(seed).standard_normal((ivf.nlist, d)).astype(np.float32)}
-    about = {"cells": amips.cells.fingerprint_of(amips.cells.cells_of_faiss(ivf)), **about}
+    about = {"quantizer": ivf_parts(index).fingerprint, **about}
     return AffineNet(AffineArchitecture(d, ivf.nlist), weights, about)
 
 
@@ -101,7 +104,7 @@ def test_a_router_chooses_the_cells_and_the_index_scores_them(data, factory, met
     index = make_index(keys, factory, metric)
     model = router(index, D)
     scores, ids = amips.wrap(index, model).search(queries[:50], 5, probes=2)
-    cells = amips.cells.cells_of_faiss(faiss.extract_index_ivf(index))
+    cells = place_keys(ivf_parts(index), open_vectors(keys)).cells
     chosen = np.argsort(-model.scores(queries[:50]), axis=1)[:, :2]
     faiss.extract_index_ivf(index).nprobe = C
     all_scores, all_ids = index.search(queries[:50], N)  # exhaustive: every cell
@@ -114,7 +117,7 @@ def test_a_router_chooses_the_cells_and_the_index_scores_them(data, factory, met
 def test_flat_scores_are_true_inner_products(data):
     keys, queries = data
     keys = keys * np.random.default_rng(0).uniform(0.5, 2, (N, 1)).astype(np.float32)
-    scores, ids = amips.wrap(make_index(keys, "IVF12,Flat"), random_mapper(D)).search(queries, 10, 3)
+    scores, ids = amips.wrap(make_index(keys, "IVF12,Flat"), random_mapper(D)).search(queries, 10, probes=3)
     expected = np.einsum("md,mkd->mk", queries, keys[ids])
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
     assert (np.diff(scores, axis=1) <= 0).all()
@@ -123,16 +126,16 @@ def test_flat_scores_are_true_inner_products(data):
 def test_what_is_wrapped_is_said_in_one_line(data):
     index = make_index(data[0], "PCA8,IVF12,Flat")
     said = repr(amips.wrap(index, identity(D)))
-    assert said == "<WrappedIndex: IndexIVFFlat of 1,500 keys, d = 16, 12 cells, routed by key>"
+    assert said == "<WrappedIndex: IndexIVFFlat of 1,500 keys, d = 16, 12 cells, routed by key mapper>"
 
 
 def test_the_mapper_decides(data):
     """With one probe the cell is the one nearest to the predicted key."""
     keys, queries = data
     index, model = make_index(keys, "IVF12,Flat"), random_mapper(D)
-    ids = amips.wrap(index, model).search(queries, 1, 1)[1][:, 0]
+    ids = amips.wrap(index, model).search(queries, 1, probes=1)[1][:, 0]
     expected = index.quantizer.search(np.ascontiguousarray(model.keys(queries)[:, 0]), 1)[1][:, 0]
-    np.testing.assert_array_equal(amips.cells.cells_of_faiss(index)[ids], expected)
+    np.testing.assert_array_equal(amips.cells.from_faiss(index, keys).assignment[ids], expected)
     assert (expected != index.quantizer.search(queries, 1)[1][:, 0]).any()
 
 
@@ -143,11 +146,11 @@ def test_external_ids_come_back(data, factory):
     index = make_index(keys, factory, ids=ids)
     ivf = faiss.extract_index_ivf(index)
     ivf.nprobe = 3
-    found = amips.wrap(index, identity(D)).search(queries, 10)
-    assert (found[1] == index.search(queries, 10)[1]).mean() > 0.98
-    found = amips.wrap(index, router(index, D)).search(queries, N, 1)[1]
-    assert np.isin(found, [-1, *ids]).all()
-    assert (found == -1).any()
+    answers = amips.wrap(index, identity(D)).search(queries, 10)
+    assert (answers[1] == index.search(queries, 10)[1]).mean() > 0.98
+    every = amips.wrap(index, router(index, D)).search(queries, N, probes=1)[1]
+    assert np.isin(every, [-1, *ids]).all()
+    assert (every == -1).any()
 
 
 def test_a_map_of_ids_behind_a_transform(data):
@@ -165,20 +168,6 @@ def test_a_map_of_ids_behind_a_transform(data):
     assert (amips.wrap(index, identity(D)).search(queries, 10)[1] == expected[1]).mean() > 0.98
 
 
-def test_custom_ids_inside_the_index_are_fine_for_a_mapper_only(data, tmp_path):
-    keys, queries = data
-    index = make_index(keys, "IVF12,Flat", ids=np.arange(N) + 10**6)
-    index.nprobe = 4
-    found = amips.wrap(index, identity(D)).search(queries, 10)[1]
-    assert (found == index.search(queries, 10)[1]).mean() > 0.98
-    model = AffineNet(AffineArchitecture(D, C), {"W": np.ones((C, D), np.float32)}, {"cells": "x"})
-    with pytest.raises(amips.AmipsError, match=r"otherwise than 0..n-1"):
-        amips.wrap(index, model)
-    with pytest.raises(amips.AmipsError, match=r"otherwise than 0..n-1"):
-        amips.label(keys, queries, cells=index, out=tmp_path / "task", val=50, test=50)
-    assert not (tmp_path / "task").exists()
-
-
 def test_an_index_in_a_file(data, tmp_path):
     keys, queries = data
     index = make_index(keys, "IVF12,PQ4x4")
@@ -187,8 +176,8 @@ def test_an_index_in_a_file(data, tmp_path):
     identity(D).save(tmp_path / "run")
     before = (tmp_path / "x.faiss").read_bytes()
     for path, model in ((tmp_path / "x.faiss", identity(D)), (str(tmp_path / "x.faiss"), tmp_path / "run")):
-        found = amips.wrap(path, model).search(queries, 10)
-        np.testing.assert_allclose(found[0], index.search(queries, 10)[0], rtol=1e-4, atol=1e-4)
+        answers = amips.wrap(path, model).search(queries, 10)
+        np.testing.assert_allclose(answers[0], index.search(queries, 10)[0], rtol=1e-4, atol=1e-4)
     assert (tmp_path / "x.faiss").read_bytes() == before
 
 
@@ -202,7 +191,7 @@ def test_the_index_is_left_as_it_was(data, factory):
     for model in (random_mapper(D), router(index, D)):
         wrapped = amips.wrap(index, model)
         for probes in (None, 1, C, 10 * C):
-            wrapped.search(queries, 10, probes)
+            wrapped.search(queries, 10, probes=probes)
     assert ivf.nprobe == 7
     assert index.ntotal == N
     np.testing.assert_array_equal(faiss.serialize_index(index), before)
@@ -218,23 +207,20 @@ def trained(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wrap")
     keys, queries = data
     index = make_index(keys, "IDMap,RR16,IVF12,Flat", ids=np.arange(N) + 7000)
-    task = amips.label(
-        keys, queries, cells=index, cell_targets=False, copies=0, val=80, test=80, k=10, out=folder / "task"
-    )
+    task = amips.label(keys, queries, cells=index, val=80, test=80, out=folder / "task")
     model = amips.train(task, amips.Linear(), samples=60_000, out=folder / "run")
     return index, task, model, folder
 
 
 def recall(wrapped, task, probes):
-    ids = wrapped.search(task.test.queries, 1, probes)[1][:, 0] - 7000
+    ids = wrapped.search(task.test.queries, 1, probes=probes)[1][:, 0] - 7000
     return (ids == task.test.top_ids[:, 0]).mean()
 
 
 def test_a_router_trained_on_the_cells_finds_the_top_key(trained):
     index, task, model, folder = trained
-    np.testing.assert_array_equal(
-        task.cells.assignment, amips.cells.cells_of_faiss(faiss.extract_index_ivf(index))
-    )
+    inside = faiss.extract_index_ivf(index).quantizer.search(ivf_parts(index).transformed(task.keys), 1)[1]
+    np.testing.assert_array_equal(task.cells.assignment, inside[:, 0])
     learned = recall(amips.wrap(index, model), task, 1)
     plain = recall(amips.wrap(index, identity(D)), task, 1)
     assert learned > 0.8  # one cell of twelve
@@ -249,7 +235,7 @@ def test_a_router_is_refused_on_other_cells(trained, data):
     model = trained[2]
     with pytest.raises(amips.AmipsError, match="trained on other cells"):
         amips.wrap(make_index(keys, "RR16,IVF12,Flat", L2), model)
-    with pytest.raises(amips.AmipsError, match="trained on other cells"):
+    with pytest.raises(amips.AmipsError, match="trained on other cells than this index has: label with"):
         amips.wrap(make_index(keys[::-1].copy(), "RR16,IVF12,Flat"), model)
     with pytest.raises(amips.AmipsError, match="scores 12 cells, the index has 10"):
         amips.wrap(make_index(keys, "IVF10,Flat"), model)
@@ -257,12 +243,12 @@ def test_a_router_is_refused_on_other_cells(trained, data):
 
 def test_a_mapper_that_was_trained(data, tmp_path):
     keys, queries = data
-    task = amips.label(keys, queries, copies=0, val=80, test=80, k=10, out=tmp_path / "task")
+    task = amips.label(keys, queries, cells=1, val=80, test=80, out=tmp_path / "task")
     network = amips.KeyNet(depth=1, width=24)
     model = amips.train(task, network, samples=30_000, out=tmp_path / "run")
     index = make_index(keys, "IVF12,Flat")
     x, true = task.test.queries, task.test.top_ids[:, 0]
-    recalls = [(amips.wrap(index, model).search(x, 1, p)[1][:, 0] == true).mean() for p in (1, 4, C)]
+    recalls = [(amips.wrap(index, model).search(x, 1, probes=p)[1][:, 0] == true).mean() for p in (1, 4, C)]
     assert recalls == sorted(recalls)
     assert recalls[-1] == 1
     assert recalls[0] > 0.3  # one cell of twelve
@@ -271,7 +257,9 @@ def test_a_mapper_that_was_trained(data, tmp_path):
 def test_the_cells_of_a_plain_index_come_with_its_centroids(data, tmp_path):
     keys, queries = data
     index = make_index(keys, "IVF12,Flat", L2)
-    task = amips.label(keys, queries, cells=index, copies=0, val=50, test=50, k=5, out=tmp_path / "task")
+    task = amips.label(
+        keys, queries, cells=index, cell_targets=True, val=50, test=50, k=5, out=tmp_path / "task"
+    )
     np.testing.assert_array_equal(task.cells.centroids, index.quantizer.reconstruct_n(0, C))
     assert task.has_cell_targets
     _, nearest = index.quantizer.search(keys, 1)
@@ -288,21 +276,19 @@ def test_behind_a_transform_the_means_stand_for_the_centroids(data, trained):
 def test_an_empty_cell(data, tmp_path):
     keys, queries = data
     index = make_index(keys, "IVF12,Flat")
-    cells = amips.cells.cells_of_faiss(index)
+    cells = amips.cells.from_faiss(index, keys).assignment
     kept = keys[cells != 5]
     index.reset()
     index.add(kept)
-    with pytest.raises(amips.VectorError, match=r"cell 5 holds no keys.*cell_targets=False") as caught:
-        amips.label(kept, queries, cells=index, out=tmp_path / "task", val=50, test=50)
+    with pytest.raises(amips.VectorError, match=r"cell 5 holds no keys.*without cell_targets") as caught:
+        amips.label(kept, queries, cells=index, cell_targets=True, out=tmp_path / "task", val=50, test=50)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "task").exists()
-    task = amips.label(
-        kept, queries, cells=index, cell_targets=False, val=50, test=50, k=10, out=tmp_path / "task"
-    )
+    task = amips.label(kept, queries, cells=index, val=50, test=50, out=tmp_path / "task")
     model = amips.train(task, amips.Linear(), samples=5_000, out=tmp_path / "run")
-    ids = amips.wrap(index, model).search(task.test.queries, 1, C)[1][:, 0]
+    ids = amips.wrap(index, model).search(task.test.queries, 1, probes=C)[1][:, 0]
     np.testing.assert_array_equal(ids, task.test.top_ids[:, 0])
-    assert (amips.build(task, model).search(task.test.queries, 1, C)[1][:, 0] == ids).all()
+    assert (amips.build(task, model).search(task.test.queries, 1, probes=C)[1][:, 0] == ids).all()
 
 
 def test_the_keys_given_must_be_those_of_the_index(data, tmp_path):
@@ -391,33 +377,33 @@ def test_k_and_probes_are_at_least_one(small, data, options):
 
 def test_queries_in_other_forms(small, data):
     x = data[1][:6]
-    expected = small.search(x, 5, 4)
+    expected = small.search(x, 5, probes=4)
     for form in (x.astype(np.float64), np.asfortranarray(x), np.repeat(x, 2, axis=0)[::2], x.tolist()):
-        np.testing.assert_array_equal(small.search(form, 5, 4)[1], expected[1])
-    np.testing.assert_array_equal(small.search(x[0], 5, 4)[1], expected[1][:1])
-    np.testing.assert_array_equal(small.search(x, 5, 4, threads=1)[1], expected[1])
-    scores, ids = small.search(x[:0], 5, 4)
+        np.testing.assert_array_equal(small.search(form, 5, probes=4)[1], expected[1])
+    np.testing.assert_array_equal(small.search(x[0], 5, probes=4)[1], expected[1][:1])
+    np.testing.assert_array_equal(small.search(x, 5, probes=4, threads=1)[1], expected[1])
+    scores, ids = small.search(x[:0], 5, probes=4)
     assert scores.shape == ids.shape == (0, 5)
 
 
 def test_more_results_than_there_are(small, data):
-    scores, ids = small.search(data[1][:3], N + 7, 10 * C)
+    scores, ids = small.search(data[1][:3], N + 7, probes=10 * C)
     assert (ids[:, -7:] == -1).all()
     assert (np.sort(ids[:, :N], axis=1) == np.arange(N)).all()
     assert scores.shape == (3, N + 7)
 
 
 def test_a_large_batch_goes_block_by_block(small, data, monkeypatch):
-    expected = small.search(data[1], 5, 4)
+    expected = small.search(data[1], 5, probes=4)
     monkeypatch.setattr("amips.search.inputs.BATCH_BYTES", 7000)
     blocks = []
-    coarse = amips.WrappedIndex._coarse
+    coarse = WrappedIndex._coarse
 
     def counted(self, inner, cells):
         blocks.append(len(inner))
         return coarse(self, inner, cells)
 
-    monkeypatch.setattr(amips.WrappedIndex, "_coarse", counted)
-    np.testing.assert_array_equal(small.search(data[1], 5, 4)[1], expected[1])
+    monkeypatch.setattr(WrappedIndex, "_coarse", counted)
+    np.testing.assert_array_equal(small.search(data[1], 5, probes=4)[1], expected[1])
     assert len(blocks) > 10
     assert sum(blocks) == len(data[1])

@@ -12,23 +12,25 @@ from amips.cells.clustering import (
     kmeans,
     trivial,
 )
-from amips.cells.outside import cells_of_faiss, faiss_ivf_inside, from_faiss
+from amips.cells.outside import IVFParts, Placement, from_faiss, ivf_parts, place_keys
 
 __all__ = [
     "POINTS_PER_CELL",
     "STRENGTH",
     "TOP",
     "Cells",
+    "IVFParts",
+    "Placement",
     "assign",
-    "cells_of_faiss",
     "check",
     "check_top",
     "default_count",
-    "faiss_ivf_inside",
     "fill_empty",
     "fingerprint_of",
     "from_faiss",
+    "ivf_parts",
     "kmeans",
+    "place_keys",
     "query_aware",
     "towards_queries",
     "trivial",

@@ -73,7 +73,7 @@ def towards_queries(
 ) -> Iterator[Floats]:
     """The points normalize(y / ||y|| + s m_y), [n, d]: in memory, or in a file while they are needed."""
     with tempfile.TemporaryDirectory() as folder:
-        made: Floats = (
+        moved: Floats = (
             np.empty((keys.n, keys.d), np.float32)
             if 4 * keys.n * keys.d <= IN_MEMORY
             else open_memmap(Path(folder, "points.npy"), "w+", np.float32, (keys.n, keys.d))
@@ -82,8 +82,8 @@ def towards_queries(
         for start, block in keys.blocks(max(1, BLOCK_BYTES // (4 * keys.d))):
             point: Floats = np.divide(block, np.maximum(row_norms(block), 1e-30)[:, None])
             point += np.float32(strength) * wanted(start, start + len(block))
-            made[start : start + len(block)] = point / np.maximum(row_norms(point), 1e-30)[:, None]
-        yield made
+            moved[start : start + len(block)] = point / np.maximum(row_norms(point), 1e-30)[:, None]
+        yield moved
 
 
 def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> Any:

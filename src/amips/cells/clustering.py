@@ -22,15 +22,26 @@ class Cells:
 
     Centroids of spherical k-means have norm 1, and a key belongs to the cell with the largest
     <y, centroid>; of plain k-means, to the nearest centroid.
+
+    Args:
+        assignment: the cell of each key, [n].
+        centroids: [c, d].
+        quantizer: fingerprint of the FAISS quantizer that they come from, if it is not that of the centroids.
     """
 
     assignment: NDArray[np.int32]
     centroids: Floats
+    quantizer: str = ""
 
     @property
     def count(self) -> int:
         """The number of cells, c."""
         return len(self.centroids)
+
+    @property
+    def quantizer_fingerprint(self) -> str:
+        """SHA-256 of what decides the cell of a key; it stays the same when keys are added to an index."""
+        return self.quantizer or hashlib.sha256(np.asarray(self.centroids, np.float32).tobytes()).hexdigest()
 
     @property
     def sizes(self) -> NDArray[np.int64]:

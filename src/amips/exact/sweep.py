@@ -56,10 +56,10 @@ def top_k(
     firsts = first_equal(keys)
     unique = np.flatnonzero(firsts == np.arange(keys.n))
     doubles = Doubles(firsts) if len(unique) < keys.n else None
-    found = min(k, len(unique))
+    width = min(k, len(unique))
 
     def best(x: Floats) -> Best:
-        return Best(x, found)
+        return Best(x, width)
 
     def expanded(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
         return (scores, ids) if doubles is None else doubles.expand(scores, unique[ids], k)

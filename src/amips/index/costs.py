@@ -15,8 +15,8 @@ def scan_flops(
 
     2 d for each key scanned and, for quantised storage, for each candidate that is scored again. A lean key
     counts as the inner product in r dimensions that its code stands for, 2 r, and a query 2 r d for its
-    projection and 2 * 16 r for its tables. A PQ code costs one addition for each part, and a query 2 * 256 d for
-    its tables.
+    projection and 2 * 16 r for its tables. A PQ code costs one addition for each part, and a query 2 * 256 d
+    for its tables.
 
     Args:
         keys: scanned, [m].

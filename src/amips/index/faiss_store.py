@@ -58,7 +58,7 @@ class FaissCellStore:
     keys: Floats | None = None
     refine: int = REFINE  # quantised storage: candidates for each result asked for
     projection: Floats | None = None  # "lean": what queries are multiplied with, [r, d],
-    given_centroids: Floats | None = None  # ... and the centroids, which FAISS has in r dimensions only
+    full_centroids: Floats | None = None  # ... and the centroids, which FAISS has in r dimensions only
     second: NDArray[np.int32] | None = None  # the second cell of each key, -1 for none
 
     @classmethod
@@ -80,12 +80,12 @@ class FaissCellStore:
             return cls(index, storage, second=second)
         # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
         addressable = keys.array is not None and keys.array.dtype == np.float32
-        held = keys.array if addressable else keys.load()
+        rows = keys.array if addressable else keys.load()
         if projection is None:
-            return cls(index, storage, held, second=second)
+            return cls(index, storage, rows, second=second)
         index = faiss.IndexIVFPQFastScan(index)  # the same codes in the order in which they are scanned
         return cls(
-            index, storage, held, projection=projection.queries, given_centroids=centroids, second=second
+            index, storage, rows, projection=projection.queries, full_centroids=centroids, second=second
         )
 
     @property
@@ -107,8 +107,8 @@ class FaissCellStore:
     @cached_property
     def centroids(self) -> Floats:
         """The coarse centroids, [c, d]."""
-        if self.given_centroids is not None:
-            return self.given_centroids
+        if self.full_centroids is not None:
+            return self.full_centroids
         rows: Floats = self.index.quantizer.reconstruct_n(0, self.index.nlist)
         return rows
 
@@ -130,8 +130,8 @@ class FaissCellStore:
                 return self._scan_by_product(x, cells, k)
             if self.second is None:
                 return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
-            found = _once(*self._scan_by_faiss(x, cells, 2 * k + 2))
-            return self._settle_ties(x, cells, *best_of(*found, k + 1))
+            entries = _once(*self._scan_by_faiss(x, cells, 2 * k + 2))
+            return self._settle_ties(x, cells, *best_of(*entries, k + 1))
         candidates = self._scan_by_faiss(x, cells, self._candidates(k))[1]
         if self.second is not None:
             candidates.sort(axis=1)
@@ -269,8 +269,8 @@ class FaissCellStore:
         if self.keys is not None:
             np.save(directory / KEYS, self.keys)
         if self.projection is not None:
-            assert self.given_centroids is not None
-            np.savez(directory / LEAN, projection=self.projection, centroids=self.given_centroids)
+            assert self.full_centroids is not None
+            np.savez(directory / LEAN, projection=self.projection, centroids=self.full_centroids)
         if self.second is None:
             return [INDEX, *BESIDE[self.storage]]
         np.save(directory / SECOND, self.second)
@@ -295,17 +295,17 @@ class FaissCellStore:
             raise BundleError(f"{path} holds a {type(index).__name__}, expected {expected or storage!r}")
         second = read_second(directory / SECOND, index) if spilled else None
         if storage == "flat":
-            made = cls(index, storage, second=second)
+            store = cls(index, storage, second=second)
             if second is not None:
-                check_entries(path, [made._ids_of(j) for j in range(index.nlist)], second, made.n)
-            return made
+                check_entries(path, [store._ids_of(j) for j in range(index.nlist)], second, store.n)
+            return store
         lean = read_lean(directory / LEAN, index) if storage == "lean" else {}
         d = lean["projection"].shape[1] if lean else index.d
         n = index.ntotal if second is None else len(second)
         keys = read_array(directory / KEYS, (n, d), "f", mmap=True)
-        made = cls(index, storage, keys, REFINE, lean.get("projection"), lean.get("centroids"), second)
-        check_entries(path, [made._ids_of(j) for j in range(index.nlist)], second, made.n)
-        return made
+        store = cls(index, storage, keys, REFINE, lean.get("projection"), lean.get("centroids"), second)
+        check_entries(path, [store._ids_of(j) for j in range(index.nlist)], second, store.n)
+        return store
 
 
 def _once(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
@@ -327,8 +327,8 @@ def _narrow(count: int) -> Any:
 
 def _in_memory(index: Any) -> Any:
     """The index itself, or a copy in memory of one that is mapped: FAISS would write its file's name."""
-    held = (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)
-    if isinstance(faiss.downcast_InvertedLists(index.invlists), held):
+    in_memory = (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)
+    if isinstance(faiss.downcast_InvertedLists(index.invlists), in_memory):
         return index
     copy = faiss.deserialize_index(faiss.serialize_index(index), faiss.IO_FLAG_SKIP_IVF_DATA)
     lists = faiss.ArrayInvertedLists(index.nlist, index.code_size)

@@ -22,8 +22,8 @@ def read_lean(path: Path, index: Any) -> dict[str, Floats]:
     """The projection [r, d] and centroids [c, d] of a lean index."""
     try:
         # Opened here: numpy leaves a file that it cannot read open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in ("projection", "centroids")}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in ("projection", "centroids")}
     except Exception as problem:  # a damaged file makes numpy raise nearly anything
         raise BundleError(f"{path} is damaged: {(str(problem) or repr(problem)).splitlines()[0]}") from None
     a, centroids = arrays["projection"], arrays["centroids"]

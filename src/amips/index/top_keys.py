@@ -31,10 +31,10 @@ class TopKeys:
         if width > 2 * self.k and np.isneginf(limits).any():
             # Nothing to compare with yet: the k-th best of this tile is a threshold for the rest of it.
             limits = np.maximum(limits, np.partition(tile, width - self.k, axis=1)[:, width - self.k])
-        found = np.flatnonzero(tile >= limits[:, None])
-        row, column = np.divmod(found, width)
-        self.pending.append((rows[row], tile.ravel()[found], ids[column]))
-        self.waiting += len(found)
+        reached = np.flatnonzero(tile >= limits[:, None])
+        row, column = np.divmod(reached, width)
+        self.pending.append((rows[row], tile.ravel()[reached], ids[column]))
+        self.waiting += len(reached)
         if self.waiting > max(4 * self.m * self.k, 1 << 16):
             self.compact()
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from amips import lean
-from amips.cells import fingerprint_of
-from amips.nets import AffineArchitecture, AffineNet, Linear, MaxAffine
+from amips.nets import AffineArchitecture, AffineNet, Linear, MaxAffine, spec_to_json
 from amips.task import Task
 from amips.vectors import Floats, Vectors
 
@@ -35,6 +34,13 @@ class AffineNetwork(nn.Module):
         # Not trained: queries could be projected once for all uses, and training is several times faster.
         self.A: Tensor | None
         self.register_buffer("A", None if projection is None else torch.tensor(projection))
+        self.start: Tensor
+        self.register_buffer("start", torch.tensor(pieces))
+
+    def moved(self) -> Tensor:
+        """||W - W0||^2 (+ ||b||^2): how far training has gone from where it began."""
+        apart = (self.W - self.start).square().sum()
+        return apart if self.b is None else apart + self.b.square().sum()
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores [m, c]."""
@@ -72,7 +78,7 @@ def affine_network(architecture: AffineArchitecture, task: Task, smooth: float, 
 
 def initial_model(task: Task, network: Linear | MaxAffine, seed: int = 0) -> AffineNet:
     """The router that training begins with."""
-    about = {"keys": task.fingerprint, "cells": fingerprint_of(task.cells.assignment)}
+    about = {**task.fingerprints, "network": spec_to_json(network)}
     architecture = network.architecture(task.n, task.d, task.c)
     return affine_network(architecture, task, 0.0, seed).export(about)
 

@@ -17,7 +17,9 @@ from amips.task import Task
 def _tensor(array: NDArray[Any]) -> Tensor:
     """The same memory as a tensor; nothing is copied."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch wants memory it could write to; nothing is written
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # torch wants memory it could write to; nothing is written
         return torch.from_numpy(np.asarray(array))
 
 
@@ -97,7 +99,8 @@ class CellBatches(_Rows):
         """This process's part of batch number `step`."""
         rows = self.part(step)
         sigma = None if self.sigma is None else self.sigma[rows].to(self.device)
-        return CellBatch(self.queries[rows].to(self.device), self.top(rows).to(self.device), sigma)
+        x, top = self.queries[rows].to(self.device), self.top(rows).to(self.device)
+        return CellBatch(x, top, sigma, self.recipe.anchor / self.rows)
 
 
 class Batches(_Rows):

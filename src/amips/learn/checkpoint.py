@@ -1,7 +1,7 @@
 """The full state of a run in one safetensors file, replaced atomically."""
 
 import json
-import os
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from amips.errors import RunError
-from amips.files import fsync_directory
+from amips.files import partial
 
 CHECKPOINT = "checkpoint.safetensors"
+GROUPS = ("parameters", "averages", "first", "second", "best")
 
 
 @dataclass
@@ -24,39 +25,62 @@ class Progress:
     step: int = 0
     samples: int = 0
     seconds: float = 0.0  # spent training, over all sittings
+    evaluating: float = 0.0  # seconds spent on val beside that
     sums: dict[str, float] = field(default_factory=dict)  # of the losses since the last evaluation
+    evaluations: int = 0  # made so far, the one before the first step included
+    stale: int = 0  # evaluations since the best one
+    best: float = math.inf  # the criterion of the best weights so far, on val,
+    best_step: int = 0  # ... the step they are of,
+    best_val: dict[str, float] = field(default_factory=dict)  # ... and all that was measured of them
+    start_val: dict[str, float] = field(
+        default_factory=dict
+    )  # the same of the weights that training began with
 
 
 @dataclass
 class State:
-    """Everything that training changes: parameters, their averages, and Adam's two moments."""
+    """Everything that training changes: parameters, their averages, Adam's two moments, the best averages."""
 
     parameters: Mapping[str, Tensor]
     averages: dict[str, Tensor]
     first: dict[str, Tensor]
     second: dict[str, Tensor]
+    best: dict[str, Tensor]
     progress: Progress
+
+    @classmethod
+    def beginning(cls, parameters: Mapping[str, Tensor]) -> "State":
+        """The state before the first step: the parameters as they are, and no moments."""
+        copies = [{name: p.detach().clone() for name, p in parameters.items()} for _ in range(2)]
+        zeros = [{name: torch.zeros_like(p) for name, p in parameters.items()} for _ in range(2)]
+        return cls(parameters, copies[0], zeros[0], zeros[1], copies[1], Progress())
 
     def finite(self) -> bool:
         """Whether this state is worth keeping."""
         return all(bool(torch.isfinite(p).all()) for p in self.parameters.values())
 
+    @torch.no_grad()
+    def keep_if_best(self, criterion: float, metrics: dict[str, float]) -> None:
+        """Take note of an evaluation of the averages: a copy of them if they are the best so far."""
+        at = self.progress
+        at.evaluations += 1
+        at.stale += 1
+        if at.step == 0:
+            at.start_val = metrics
+        if criterion < at.best:
+            at.best, at.best_step, at.best_val, at.stale = criterion, at.step, metrics, 0
+            for name, value in self.averages.items():
+                self.best[name].copy_(value)
+
     def save(self, directory: Path) -> None:
         """Write the checkpoint; a crash leaves the one before."""
         tensors = {
             f"{group}/{name}": value.detach().cpu().contiguous()
-            for group in ("parameters", "averages", "first", "second")
+            for group in GROUPS
             for name, value in getattr(self, group).items()
         }
-        temporary = directory / f".{CHECKPOINT}.{os.getpid()}.tmp"
-        try:
+        with partial(directory / CHECKPOINT) as temporary:
             save_file(tensors, temporary, {"progress": json.dumps(asdict(self.progress))})
-            with temporary.open("rb") as f:
-                os.fsync(f.fileno())
-            temporary.replace(directory / CHECKPOINT)
-        finally:
-            temporary.unlink(missing_ok=True)
-        fsync_directory(directory)
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
@@ -65,7 +89,7 @@ class State:
         try:
             with safe_open(path, framework="pt") as file:
                 saved = Progress(**json.loads(file.metadata()["progress"]))
-                for group in ("parameters", "averages", "first", "second"):
+                for group in GROUPS:
                     for name, value in getattr(self, group).items():
                         value.copy_(file.get_tensor(f"{group}/{name}"))
         except FileNotFoundError:

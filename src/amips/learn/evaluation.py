@@ -1,10 +1,12 @@
-"""How good a network is on a split: losses, transport error, ranks, routing accuracy."""
+"""How good a network is on a split: losses, transport error, ranks, routing accuracy, keys to scan."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from amips import exact
 from amips.metrics import rank_metrics, routing_accuracy, transport_error
 from amips.nets import AffineNet, Model, Net
+from amips.routers import CentroidRouter, RoutingEstimate, router_for
 from amips.task import Split, Task
 from amips.vectors import Floats
 
@@ -12,18 +14,25 @@ from amips.vectors import Floats
 # many cells are measured on as many of the first queries as give this many (query, cell) pairs.
 MOST_PAIRS = 65_536
 BLOCK_FLOATS = 1 << 23
+RECALL, TOP = 0.95, 10
+SCAN = "scan@0.95"  # what decides between routers,
+EREL = "erel"  # ... and between networks that predict one key
 
 
-def evaluate(net: Model, task: Task, split: Split) -> dict[str, float]:
-    """Metrics on a split. A linear router predicts cells only, so it has routing accuracy only.
+def evaluate(net: Model, task: Task, split: Split, through: Task | None = None) -> dict[str, float]:
+    """Metrics on a split. A linear router predicts cells only, so it has those of routing only.
 
     `score` and `key` are the mean squared errors of support values and of keys (summed over d), `erel` and
     `erel_half` the relative transport error, all averaged over cells. `match`, `recall@k` and `mrr` rank
     the true top key by distance from the predicted key, taken from the best-scored cell. `routing@k` is
-    the share of queries whose top key lies in one of the k best-scored cells (c > 1 only).
+    the share of queries whose top key lies in one of the k best-scored cells, and `scan@0.95` the mean share
+    of the keys that is scanned for recall@10 0.95 with the stopping rule by mass (both c > 1 only).
+
+    Args:
+        through: for a network that predicts one key, the same task with the cells that it is to choose from.
     """
     if isinstance(net, AffineNet):
-        return _routing(net.scores(np.asarray(split.queries)), task, split)
+        return routing_metrics(net.scores(np.asarray(split.queries)), task, split)
     assert isinstance(net, Net)
     m, c, d = len(split), net.c, net.d
     key_rows = min(m, max(64, MOST_PAIRS // c))
@@ -48,12 +57,34 @@ def evaluate(net: Model, task: Task, split: Split) -> dict[str, float]:
     result = {
         "score": float(np.concatenate(score_errors).mean()),
         "key": float(np.concatenate(key_errors).mean()),
-        "erel": erel,
+        EREL: erel,
         "erel_half": erel / 2,
         **rank_metrics(exact.ranks(task.keys, points, top)),
     }
-    return result | _routing(scores, task, split) if c > 1 else result
+    if through is not None:
+        router = router_for(net, through.cells.centroids)
+        return result | routing_metrics(router.scores(np.asarray(split.queries)), through, split)
+    return result | routing_metrics(scores, task, split) if c > 1 else result
 
 
-def _routing(scores: Floats, task: Task, split: Split) -> dict[str, float]:
-    return routing_accuracy(scores, task.cells.assignment[np.asarray(split.top_ids[:, 0])])
+def criterion(metrics: dict[str, float]) -> float:
+    """What training makes small on val: keys to scan or, of a network that predicts one key, `erel`."""
+    return metrics[SCAN if SCAN in metrics else EREL]
+
+
+def centroid_metrics(task: Task, split: Split) -> dict[str, float]:
+    """The same metrics of centroid routing: the line that a router must beat. Empty without cells."""
+    if task.c == 1:
+        return {}
+    return routing_metrics(
+        CentroidRouter(task.cells.centroids).scores(np.asarray(split.queries)), task, split
+    )
+
+
+def routing_metrics(scores: Floats, task: Task, split: Split) -> dict[str, float]:
+    """`routing@k` and `scan@0.95` of scores [m, c] of the cells of a task."""
+    top: NDArray[np.int32] = np.asarray(split.top_ids)[:, :TOP]
+    cells = task.cells.assignment[top]
+    estimate = RoutingEstimate(scores, cells, task.cells.sizes)
+    scanned = estimate.at_mass(estimate.min_mass_for(RECALL)).scanned.mean() / task.n
+    return {SCAN: float(scanned), **routing_accuracy(scores, cells[:, 0])}

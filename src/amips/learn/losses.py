@@ -6,11 +6,12 @@
                  consist  (<F(x)_j, x> - sigma_j(x))^2
 
     all          route    -sum_j p_j log softmax(f(x) / t)_j,
-                          p = (1 - l) x (share of the top keys in cell j) + l softmax(sigma(x) / t_l)_j
+                          p = (1 - l) x (fraction of the top keys in cell j) + l softmax(sigma(x) / t_l)_j
 
 The first part of p says where the top keys are, the second (listwise) how good the best key of every cell is.
-Linear and max-affine routers have this loss only. A KeyNet that predicts one key is routed through fixed
-centroids: f(x)_j = <F(x), centroid_j>.
+Linear and max-affine routers have this loss only, and begin at the centroids, where it is small already; with
+m training queries, anchor / m ||W - W0||^2 beside it keeps cells that few queries ask for near there. A
+KeyNet that predicts one key is routed through fixed centroids: f(x)_j = <F(x), centroid_j>.
 
 With many cells, all c gradients and target keys of every query are too much. Then `grad` and `key` are
 estimated from s cells S drawn uniformly for each query, without bias. KeyNet averages over S. SupportNet
@@ -48,11 +49,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class CellBatch:
-    """Queries x [m, d], the cells [m, t] of their top t keys and, for a listwise loss, sigma [m, c]."""
+    """Queries x [m, d], the cells [m, t] of their top t keys and, for a listwise loss, sigma [m, c].
+
+    `anchor` is the weight of ||W - W0||^2.
+    """
 
     x: Tensor
     cells: Tensor
     sigma: Tensor | None = None
+    anchor: float = 0.0
 
 
 def draw_cells(rows: int, c: int, sampled: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -110,8 +115,12 @@ def total_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum that is minimised, and its parts."""
     if isinstance(batch, CellBatch):
+        assert isinstance(network, AffineNetwork)
         loss = route_loss(network(batch.x), batch.cells, batch.sigma, recipe)
-        return loss, {"route": loss}
+        if not batch.anchor:
+            return loss, {"route": loss}
+        moved = network.moved()
+        return loss + batch.anchor * moved, {"route": loss, "moved": moved}
     assert isinstance(network, Network)
     if network.architecture.kind == "key":
         parts, scores = key_losses(network, batch)

@@ -1,12 +1,14 @@
-"""The networks: their architectures, how they are trained (as numbers), and a runtime that needs numpy alone."""
+"""The networks: their architectures, recipes (as numbers), and a runtime that needs numpy alone."""
 
 from amips.nets.affine import AFFINE_KINDS, AffineArchitecture, AffineNet, Linear, MaxAffine
 from amips.nets.load import load_model
 from amips.nets.model import DESCRIPTION, WEIGHTS, Model
+from amips.nets.onnx_export import to_onnx
 from amips.nets.recipe import PAPER_SAMPLES, RECIPES, Recipe, recipe_named
-from amips.nets.spec_json import SPECS, spec_from_json, spec_of, spec_to_json
+from amips.nets.recipe_file import read_recipe, read_settings
 from amips.nets.runtime import Net, weight_shapes
 from amips.nets.spec import SIZES, Architecture, KeyNet, SupportNet, hidden_width, injected_layers
+from amips.nets.spec_json import SPECS, spec_from_json, spec_of, spec_to_json
 
 __all__ = [
     "AFFINE_KINDS",
@@ -29,9 +31,12 @@ __all__ = [
     "hidden_width",
     "injected_layers",
     "load_model",
+    "read_recipe",
+    "read_settings",
     "recipe_named",
     "spec_from_json",
     "spec_of",
     "spec_to_json",
+    "to_onnx",
     "weight_shapes",
 ]

@@ -67,18 +67,18 @@ class AffineArchitecture:
     def from_json(cls, values: dict[str, Any]) -> "AffineArchitecture":
         """The inverse of `to_json`; raises RunError on anything else."""
         try:
-            made = cls(**values)
-            sizes = (made.d, made.c, made.pieces)
+            built = cls(**values)
+            sizes = (built.d, built.c, built.pieces)
             if not all(type(size) is int and size >= 1 for size in sizes):
                 raise ValueError(f"d, c, pieces = {sizes}: each is a whole number of at least 1")
-            if made.kind not in AFFINE_KINDS or type(made.bias) is not bool:
+            if built.kind not in AFFINE_KINDS or type(built.bias) is not bool:
                 kinds = " or ".join(map(repr, AFFINE_KINDS))
-                raise ValueError(f"kind={made.kind!r}, bias={made.bias!r}: expected {kinds}, true or false")
-            if type(made.rank) is not int or not 0 <= made.rank <= made.d:
-                raise ValueError(f"rank={made.rank!r}: expected a whole number between 0 and {made.d}")
+                raise ValueError(f"kind={built.kind!r}, bias={built.bias!r}: expected {kinds}, true or false")
+            if type(built.rank) is not int or not 0 <= built.rank <= built.d:
+                raise ValueError(f"rank={built.rank!r}: expected a whole number between 0 and {built.d}")
         except (TypeError, ValueError) as problem:
             raise RunError(f"not a description of an architecture: {problem}") from None
-        return made
+        return built
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Linear:
 
     Args:
         bias: one more number for each cell, added as b_j ||x||.
-        rank: project queries to so many dimensions first: about d / 3 if None, 0 for no projection.
+        rank: project queries to so many dimensions first: about d / 4 if None, 0 for no projection.
     """
 
     bias: bool = False
@@ -115,7 +115,7 @@ class MaxAffine:
         pieces: for each cell.
         smooth: train t log sum_p exp(<w_jp, x> / t) in the place of the maximum, so that every piece learns
             from every query; t is the recipe's temperature. The trained model takes the maximum.
-        rank: project queries to so many dimensions first: about d / 3 if None, 0 for no projection.
+        rank: project queries to so many dimensions first: about d / 4 if None, 0 for no projection.
     """
 
     pieces: int = 2
@@ -175,14 +175,14 @@ class AffineNet(Model):
         winners = self._pieces(x).argmax(axis=2)  # [m, c]
         cells = np.broadcast_to(np.arange(a.c), winners.shape) if cells is None else cells
         rows = cells * a.pieces + np.take_along_axis(winners, cells, axis=1)
-        found: Floats = self.weights["W"][rows]
+        winning: Floats = self.weights["W"][rows]
         if a.rank:
-            found = np.asarray(found @ self.weights["A"], np.float32)
+            winning = np.asarray(winning @ self.weights["A"], np.float32)
         if a.bias:
             norms = _norms(x)
             u = x / np.where(norms > 0, norms, np.float32(1))
-            found = found + self.weights["b"][rows][:, :, None] * u[:, None, :]
-        return found
+            winning = winning + self.weights["b"][rows][:, :, None] * u[:, None, :]
+        return winning
 
     def _pieces(self, x: Floats) -> Floats:
         """<w_jp, x> (+ b_jp ||x||) for every piece, [m, c, p]."""

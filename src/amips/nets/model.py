@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from amips.errors import RunError
-from amips.files import write_atomic, write_json
+from amips.files import local, write_atomic, write_json
 
 Floats = NDArray[np.float32]
 
@@ -77,8 +77,8 @@ class Model(ABC):
         for name, shape in self.weight_shapes().items():
             got = self.weights.get(name)
             if got is None or got.shape != shape or got.dtype != np.float32:
-                found = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
-                raise RunError(f"weight {name}: expected float32 {list(shape)}, got {found}")
+                actual = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
+                raise RunError(f"weight {name}: expected float32 {list(shape)}, got {actual}")
 
     @abstractmethod
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -112,7 +112,7 @@ class Model(ABC):
 
     def save(self, directory: str | Path) -> None:
         """Write model.json and model.safetensors; the description goes last."""
-        directory = Path(directory)
+        directory = local(directory, RunError)
         directory.mkdir(parents=True, exist_ok=True)
         write_atomic(directory / WEIGHTS, save(dict(self.weights)))
         described = {"architecture": self.architecture.to_json(), "about": self.about}

@@ -25,11 +25,23 @@ def spec_from_json(values: dict[str, Any]) -> Linear | MaxAffine | SupportNet | 
         raise RunError(f"kind={kind!r}: expected one of {', '.join(SPECS)}")
     if known.get("beta") == "inf":
         known["beta"] = float("inf")
+    names = network_fields(kind)
+    for name, value in known.items():
+        if name not in names:
+            raise RunError(f"a {kind} network has no field {name!r}; its fields are {', '.join(names)}")
+        if isinstance(names[name], bool) != isinstance(value, bool):
+            expected = "true or false" if isinstance(names[name], bool) else "a number or a word"
+            raise RunError(f"{name}={value!r}: expected {expected}")
     try:
         spec: Linear | MaxAffine | SupportNet | KeyNet = SPECS[kind](**known)
     except TypeError as problem:
         raise RunError(f"not a description of a router: {problem}") from None
     return spec
+
+
+def network_fields(kind: str) -> dict[str, Any]:
+    """The fields of a kind of network, with their defaults."""
+    return {field.name: field.default for field in fields(SPECS[kind]) if field.init}
 
 
 def spec_of(model: Model) -> Linear | MaxAffine | SupportNet | KeyNet:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from amips.search.estimate import Probing, RoutingEstimate
+from amips.routers import Probing, RoutingEstimate
 from amips.search.points import TOP, Point, ladder, mass_bounds
 from amips.search.searcher import Searcher
 from amips.task import Split
@@ -13,6 +13,7 @@ from amips.task import Split
 # A ladder ends where nearly all top keys are found, or a third of the keys is scanned: beyond, exact search
 # is faster.
 NEARLY_ALL, MOST_SCANNED = 0.999, 0.3
+STEPS = 5  # that the step of the ladder at the target is divided into
 
 
 def calibrated(searcher: Searcher, split: Split, target_recall: float) -> Searcher:
@@ -20,8 +21,11 @@ def calibrated(searcher: Searcher, split: Split, target_recall: float) -> Search
     known = replace(
         searcher, temperature=estimate_routing(searcher, split).temperature, target_recall=target_recall
     )
-    by_mass = searcher.design is None or searcher.design.stop == "mass"
-    return replace(known, points=measure(known, split) + (measure_masses(known, split) if by_mass else []))
+    points = measure(known, split)
+    if searcher.design is None or searcher.design.stop == "mass":
+        by_mass = measure_masses(known, split)
+        points += by_mass + measure_masses(known, split, _between(by_mass, target_recall))
+    return replace(known, points=points)
 
 
 def measure(searcher: Searcher, split: Split, probes: list[int] | None = None) -> list[Point]:
@@ -37,15 +41,28 @@ def measure(searcher: Searcher, split: Split, probes: list[int] | None = None) -
     return points
 
 
-def measure_masses(searcher: Searcher, split: Split) -> list[Point]:
-    """The same for bounds on the mass, down to where nearly all top keys are found."""
+def measure_masses(searcher: Searcher, split: Split, bounds: list[float] | None = None) -> list[Point]:
+    """The same for bounds on the mass, by default a ladder down to where nearly all top keys are found."""
     routing = replace(estimate_routing(searcher, split), known_temperature=searcher.temperature)
     points: list[Point] = []
-    for min_mass in mass_bounds():
+    for min_mass in mass_bounds() if bounds is None else bounds:
         points.append(_point(searcher, split, routing.at_mass(min_mass), None, min_mass))
-        if points[-1].recall10 >= NEARLY_ALL or points[-1].scanned >= MOST_SCANNED:
+        enough = points[-1].recall10 >= NEARLY_ALL or points[-1].scanned >= MOST_SCANNED
+        if bounds is None and enough:
             break
     return points
+
+
+def _between(points: list[Point], recall: float) -> list[float]:
+    """Bounds between the last point that misses a recall and the first that reaches it.
+
+    A step of the ladder costs up to half as much again as the one before; what is asked for most should not.
+    """
+    reached = next((i for i, point in enumerate(points) if point.recall10 >= recall), 0)
+    if reached == 0:
+        return []
+    loose, tight = points[reached - 1].min_mass, points[reached].min_mass
+    return [loose * (tight / loose) ** (step / STEPS) for step in range(1, STEPS)]
 
 
 def estimate_routing(searcher: Searcher, split: Split) -> RoutingEstimate:

@@ -43,10 +43,10 @@ def mass_bounds() -> list[float]:
     return [0.4 * (2 / 3) ** i for i in range(36)]
 
 
-def recalls(found: NDArray[np.integer[Any]], true: NDArray[np.integer[Any]], k: int) -> NDArray[np.float64]:
-    """For each query the share of its true top k that is among the first k found."""
+def recalls(ids: NDArray[np.integer[Any]], true: NDArray[np.integer[Any]], k: int) -> NDArray[np.float64]:
+    """For each query the share of its true top k that is among the first k ids."""
     k = min(k, true.shape[1])
-    hits = (found[:, :k, None] == true[:, None, :k]).any(axis=1)
+    hits = (ids[:, :k, None] == true[:, None, :k]).any(axis=1)
     shares: NDArray[np.float64] = hits.mean(axis=1)
     return shares
 
@@ -60,7 +60,7 @@ def point_for(points: list[Point], recall: float, k: int) -> Point:
     if k > TOP:
         warnings.warn(
             f"recall is known of the top {TOP}: of the top {k} it is lower; give probes or min_mass instead",
-            stacklevel=4,
+            stacklevel=5,
         )
     which = "recall1" if k == 1 else "recall10"
     reached = [point for point in points if getattr(point, which) >= recall]
@@ -70,6 +70,6 @@ def point_for(points: list[Point], recall: float, k: int) -> Point:
     warnings.warn(
         f"recall {recall} is out of reach: the highest measured {which.replace('recall', 'recall@')} is "
         f"{getattr(best, which):.4f}, with {best.probes} probes",
-        stacklevel=4,
+        stacklevel=5,
     )
     return best

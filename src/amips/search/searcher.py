@@ -24,8 +24,9 @@ from amips.routers import (
     router_for,
 )
 from amips.search import inputs
+from amips.search.effort import effort_for
 from amips.search.inputs import checked_k, checked_probes, checked_queries
-from amips.search.points import Point, point_for
+from amips.search.points import Point
 from amips.search.report import Report
 from amips.vectors import Floats
 
@@ -155,7 +156,9 @@ class Searcher:
         x, bad = checked_queries(x, self.d, on_bad)
         k = checked_k(k)
         if drop_in and probes is None:
-            raise AmipsError("drop_in=True needs probes: recall and min_mass are for cells that a model chooses")
+            raise AmipsError(
+                "drop_in=True needs probes: recall and min_mass are for cells that a model chooses"
+            )
         effort = self._effort(probes, recall, min_mass, k, len(x))
         scores = np.empty((len(x), k), np.float32)
         ids = np.empty((len(x), k), np.int64)
@@ -226,9 +229,7 @@ class Searcher:
 
     def _drop_in(self, x: Floats, k: int, counts: Ids, rescore: bool) -> tuple[Floats, Ids]:
         if not isinstance(self.router, MapperRouter):
-            raise AmipsError(
-                "drop_in=True needs a model that predicts one key: train on a task with cells=1"
-            )
+            raise AmipsError("drop_in=True needs a model that predicts one key: train on a task with cells=1")
         mapped = self.router.map(x)
         most = int(counts.max(initial=1))
         cells = limit_probes(best_cells(CentroidRouter(self.store.centroids).scores(mapped), most), counts)
@@ -237,27 +238,12 @@ class Searcher:
         candidates = self.store.scan(mapped, cells, k * DROP_IN_CANDIDATES)[1]
         return self.store.score_again(x, candidates, k)
 
-    def _effort(
-        self, probes: Any, recall: float | None, min_mass: float | None, k: int, m: int
-    ) -> _Effort:
+    def _effort(self, probes: Any, recall: float | None, min_mass: float | None, k: int, m: int) -> _Effort:
         """How many cells each query may probe."""
-        asked = sum(option is not None for option in (probes, recall, min_mass))
-        if asked > 1:
-            raise AmipsError("give one of recall, probes and min_mass")
-        if asked == 0:
-            if self.target_recall is None:
-                raise AmipsError("nothing was measured on this index: give probes")
-            recall = self.target_recall
-        if recall is not None:
-            point = point_for(self.points, recall, k)
-            probes, min_mass = point.probes, point.min_mass or None
-        if min_mass is None:
-            return _Effort(checked_probes(probes, m, self.c))
-        if not 0 < min_mass <= 1:
-            raise AmipsError(f"min_mass={min_mass}: expected a share of the top keys, above 0 and up to 1")
-        if not self.temperature > 0:
-            raise AmipsError("this index does not know what mass a cell holds: give probes")
-        return _Effort(np.full(m, self.c), min_mass)
+        probes, bound = effort_for(self, probes, recall, min_mass, k)
+        if bound is not None:
+            return _Effort(np.full(m, self.c), bound)
+        return _Effort(checked_probes(probes, m, self.c))
 
     def _batches(self, effort: _Effort, k: int) -> Iterator[slice]:
         """Parts of the queries whose scores, cells and results fit in the working memory together."""

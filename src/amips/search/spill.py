@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from amips.cells import STRENGTH, Cells, towards_queries
 from amips.design import SPILL_FRACTION, checked_fraction
 from amips.errors import AmipsError
-from amips.routers import Router
-from amips.search.estimate import RoutingEstimate
+from amips.routers import Router, RoutingEstimate
 from amips.task import Task
 from amips.vectors import Floats, Vectors
 
@@ -57,9 +56,7 @@ def second_cells(
     return first_of(*ranked(task, router, recall, strength, saved), spill_fraction)
 
 
-def first_of(
-    second: NDArray[np.int32], order: NDArray[np.int64], spill_fraction: float
-) -> NDArray[np.int32]:
+def first_of(second: NDArray[np.int32], order: NDArray[np.int64], spill_fraction: float) -> NDArray[np.int32]:
     """Second cells of this fraction of the keys only, the first in order."""
     kept = np.full_like(second, -1)
     chosen = order[: round(spill_fraction * len(order))]

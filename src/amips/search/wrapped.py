@@ -1,6 +1,9 @@
 """Learned routing for a FAISS index that was built elsewhere. The index itself is not changed."""
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,135 +12,292 @@ from numpy.typing import NDArray
 
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
-from amips.cells import cells_of_faiss, faiss_ivf_inside, fingerprint_of
-from amips.errors import AmipsError
-from amips.nets import Model, load_model
-from amips.routers import best_cells, limit_probes
+from amips.cells import IVFParts, place_keys
+from amips.errors import AmipsError, BundleError
+from amips.nets import DESCRIPTION, WEIGHTS, Model
+from amips.routers import CellRouter, OwnRouter, Router, best_cells, cells_above, limit_probes
 from amips.search import inputs
+from amips.search.bundle_directory import replace_bundle
+from amips.search.effort import effort_for
 from amips.search.inputs import checked_k, checked_probes, checked_queries
+from amips.search.measuring import calibrated
+from amips.search.points import TOP, Point, recalls
+from amips.search.quantizer import QuantizerRouter
+from amips.search.searcher import Cost, Searcher
+from amips.search.wrapped_store import WrappedStore, faiss_scan_flops
+from amips.task import Task, load_task
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
 
+TARGET_RECALL = 0.95
+OUTSIDE = "outside"  # the storage that a bundle states whose index is a file of its own
+
 
 @dataclass(frozen=True)
 class WrappedIndex:
-    """A FAISS IVF index whose cells a model chooses; `search` answers in the index's own metric and ids."""
+    """A FAISS IVF index whose cells a model chooses; `search` answers in the index's own metric and ids.
 
-    index: Any
-    ivf: Any
-    transforms: list[Any]
-    id_map: Any  # FAISS's own vector, so that keys added later have their ids
-    model: Model
-    centroids: Floats
-    ntotal: int  # when it was wrapped: a router knows the cells of that moment
+    Keys that are added to the index later are found like the others, as long as its quantizer is the same.
+
+    Args:
+        parts: the index, taken apart.
+        model: what chooses the cells: a trained router or mapper, any object with `scores(x)`, or None for
+            the index's own quantizer.
+        points: recall and cost on held-out queries, by effort.
+        temperature: of the stopping rule (`amips.routers.masses`); 0 if it is not known.
+        target_recall: what `search` serves when nothing else is asked for; None for the index's own nprobe.
+        file: where the index was read from, if it was.
+    """
+
+    parts: IVFParts
+    model: Any
+    points: list[Point] = field(default_factory=list)
+    temperature: float = 0.0
+    target_recall: float | None = None
+    file: str = ""
 
     @property
+    def index(self) -> Any:
+        """The FAISS index."""
+        return self.parts.index
+
+    @property
+    def n(self) -> int:
+        """The number of keys now."""
+        return int(self.parts.ivf.ntotal)
+
+    @cached_property
     def d(self) -> int:
         """The dimension of queries."""
-        return int(self.index.d)
+        return int(self.parts.index.d)
 
-    def __repr__(self) -> str:
-        kind = type(self.ivf).__name__
-        return (
-            f"<WrappedIndex: {kind} of {self.ivf.ntotal:,} keys, d = {self.d}, {self.ivf.nlist:,} cells, "
-            f"routed by {self.model.architecture.kind}>"
-        )
+    @cached_property
+    def c(self) -> int:
+        """The number of cells."""
+        return int(self.parts.ivf.nlist)
+
+    @cached_property
+    def router(self) -> Router:
+        """How cells are chosen."""
+        if self.model is None or (isinstance(self.model, Model) and self.model.c == 1):
+            return QuantizerRouter(self.parts, self.model)
+        return CellRouter(self.model) if isinstance(self.model, Model) else OwnRouter(self.model, self.c)
 
     def search(
         self,
         x: Any,
         k: int = 10,
-        probes: "int | NDArray[np.integer[Any]] | None" = None,
         *,
+        recall: float | None = None,
+        probes: "int | NDArray[np.integer[Any]] | None" = None,
+        min_mass: float | None = None,
         on_bad: Literal["error", "skip"] = "error",
         threads: int | None = None,
     ) -> tuple[Floats, Ids]:
-        """As `faiss.Index.search`, in cells chosen by the model.
+        """As `faiss.Index.search`, in cells that the model chooses: scores [m, k] and ids [m, k], best first.
 
-        `probes` is a number, or one for each query; by default the index's nprobe. `on_bad="skip"` gives
-        queries that are not finite no results instead of an error.
+        Scores are those of the index: inner products or squared distances, approximate if it holds codes.
+        Without `recall`, `probes` or `min_mass` it serves `target_recall`, or the index's nprobe if nothing
+        was measured.
+
+        Args:
+            x: queries [m, d], or one query [d].
+            k: results for each query.
+            recall: choose the cheapest way that had this recall (of the true top 10; of the top key if k
+                is 1) on held-out queries.
+            probes: cells to scan: a number, or one for each query (FAISS calls it nprobe).
+            min_mass: scan the cells that are expected to hold at least this share of the query's top keys.
+            on_bad: a query that is not finite is an error, or ("skip") gets no results.
+            threads: limit numpy and FAISS to so many.
         """
         x, bad = checked_queries(x, self.d, on_bad)
         k = checked_k(k)
-        counts = checked_probes(self.ivf.nprobe if probes is None else probes, len(x), self.ivf.nlist)
-        if self.model.c > 1 and self.ivf.ntotal != self.ntotal:
-            raise AmipsError("the index has changed since it was wrapped; wrap it again")
-        most = int(counts.max(initial=1))
+        counts, bound = self._effort(probes, recall, min_mass, k, len(x))
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
-        parameters = faiss.SearchParametersIVF(nprobe=most)
-        each = 8 * most * self.ivf.d + 24 * self.ivf.nlist + 8 * self.d + 4 * self.model.architecture.floats
-        step = max(1, inputs.BATCH_BYTES // each)
         with limit_threads(threads):
-            for low in range(0, len(x), step):
-                block = x[low : low + step]
-                inner = self._transformed(block)
-                cells = limit_probes(self._cells(block, most), counts[low : low + step])
-                base = self._coarse(inner, cells)
-                out = (scores[low : low + step], ids[low : low + step])
-                arguments = [faiss.swig_ptr(a) for a in (cells, base, *out)]
-                self.ivf.search_preassigned_c(
-                    len(block), faiss.swig_ptr(inner), k, *arguments, False, parameters
-                )
-        if self.id_map is not None:
-            names = faiss.vector_to_array(self.id_map)
-            ids = np.where(ids < 0, -1, names[np.maximum(ids, 0)])
-        worst = -np.inf if self.ivf.metric_type == faiss.METRIC_INNER_PRODUCT else np.inf
-        scores[bad], ids[bad] = worst, -1
+            for rows in self._batches(len(x), k):
+                inner = self.parts.transformed(x[rows])
+                cells, base = self._choose(x[rows], inner, counts if counts is None else counts[rows], bound)
+                self._scan(inner, cells, base, scores[rows], ids[rows])
+        if self.parts.id_map is not None:
+            ids = self.parts.external(ids)
+        if bad.any():
+            scores[bad], ids[bad] = -np.inf if self.parts.inner_product else np.inf, -1
         return scores, ids
 
-    def _transformed(self, x: Floats) -> Floats:
-        for transform in self.transforms:
-            x = transform.apply(x)
-        return x
+    def choose_cells(
+        self, x: Any, probes: "int | NDArray[np.integer[Any]]", *, threads: int | None = None
+    ) -> Ids:
+        """The cells that would be scanned, best first: int64 [m, most probes], -1 after those of a query."""
+        x, _ = checked_queries(x, self.d)
+        counts, _ = self._effort(probes, None, None, 1, len(x))
+        assert counts is not None
+        out = np.full((len(x), int(counts.max(initial=1))), -1, np.int64)
+        with limit_threads(threads):
+            for rows in self._batches(len(x), 1):
+                cells = self._choose(x[rows], self.parts.transformed(x[rows]), counts[rows], None)[0]
+                out[rows, : cells.shape[1]] = cells
+        return out
 
-    def _cells(self, x: Floats, p: int) -> Ids:
-        if self.model.c > 1:
-            return best_cells(self.model.scores(x), p)
-        mapped = self._transformed(np.ascontiguousarray(self.model.keys(x)[:, 0]))
-        cells: Ids = self.ivf.quantizer.search(mapped, p)[1]
-        return cells
+    def cost(
+        self,
+        x: Any,
+        k: int = 10,
+        *,
+        recall: float | None = None,
+        probes: "int | NDArray[np.integer[Any]] | None" = None,
+        min_mass: float | None = None,
+    ) -> Cost:
+        """FLOPs (routing and scan), keys and cells scanned for each query, without scanning."""
+        x, _ = checked_queries(x, self.d)
+        counts, bound = self._effort(probes, recall, min_mass, checked_k(k), len(x))
+        scanned, probed = np.empty(len(x), np.int64), np.empty(len(x), np.int64)
+        sizes = np.append(self.parts.sizes, 0)  # cell -1 holds nothing
+        for rows in self._batches(len(x), 1):
+            inner = self.parts.transformed(x[rows])
+            cells, _ = self._choose(x[rows], inner, counts if counts is None else counts[rows], bound)
+            scanned[rows], probed[rows] = sizes[cells].sum(axis=1), (cells >= 0).sum(axis=1)
+        scan = faiss_scan_flops(self.parts, scanned)
+        return Cost(self.router.network_flops, self.router.coarse_flops, scan, scanned, probed)
+
+    def measured(
+        self, task: "Task | str | Path", *, recall: float = TARGET_RECALL, ids: Any = None
+    ) -> "WrappedIndex":
+        """The same with operating points, measured on the task's val queries: `recall=` can be asked for.
+
+        Args:
+            task: whose keys the index holds; others may have been added after them.
+            recall: what `search` serves when nothing else is asked for.
+            ids: [n], the ids of the task's keys in the index, if they were not added in the task's order.
+        """
+        if not 0 < recall <= 1:
+            raise AmipsError(f"recall={recall}: expected a share between 0 and 1")
+        task = load_task(task)
+        store = self._store(task, ids)
+        model = self.router if isinstance(self.router, QuantizerRouter) else self.model
+        known = calibrated(Searcher(store, model), task.val, recall)
+        best = max(known.points, key=lambda point: point.recall10)
+        target: float | None = recall
+        if best.recall10 < recall:
+            target = None
+            warnings.warn(
+                f"recall {recall} is out of reach of this index: the highest is {best.recall10:.3f}; "
+                "search without options uses its nprobe",
+                stacklevel=2,
+            )
+        return replace(self, points=known.points, temperature=known.temperature, target_recall=target)
+
+    def recall_on(self, task: "Task | str | Path", *, ids: Any = None, **effort: Any) -> float:
+        """Recall@10 on the task's test queries, which nothing was chosen by.
+
+        Args:
+            task, ids: as for `measured`.
+            effort: `recall`, `probes` or `min_mass`, as for `search`.
+        """
+        task = load_task(task)
+        answers = self.search(np.asarray(task.test.queries), TOP, **effort)[1]
+        return float(recalls(self._store(task, ids).rows(answers), np.asarray(task.test.top_ids), TOP).mean())
+
+    def _store(self, task: Task, ids: Any) -> WrappedStore:
+        return WrappedStore(self.parts, place_keys(self.parts, task.key_vectors, ids), self._scan_cells)
+
+    def save(self, directory: str | Path) -> None:
+        """Write everything beside the FAISS index: model, what was measured, which index it belongs to.
+
+        `amips.load(directory, index=...)` brings both together again. A crash leaves the old or the new.
+        """
+        if self.model is not None and not isinstance(self.model, Model):
+            raise BundleError("a router of your own cannot be saved: wrap the index with it again instead")
+        replace_bundle(directory, self._write)
+
+    def _write(self, data: Path) -> tuple[dict[str, Any], list[str]]:
+        fields = {
+            "storage": OUTSIDE,
+            **self.parts.identity,
+            "n": self.n,
+            "file": self.file,
+            "temperature": self.temperature,
+            "points": [point.to_json() for point in self.points],
+            "target_recall": self.target_recall,
+        }
+        if self.model is None:
+            return fields, []
+        self.model.save(data)
+        return fields, [DESCRIPTION, WEIGHTS]
+
+    def _effort(
+        self, probes: Any, recall: float | None, min_mass: float | None, k: int, m: int
+    ) -> tuple[Ids | None, float | None]:
+        """How many cells each query may probe, [m], or a bound on their mass."""
+        probes, bound = effort_for(self, probes, recall, min_mass, k, self.parts.ivf.nprobe)
+        return (checked_probes(probes, m, self.c), None) if bound is None else (None, bound)
+
+    def _choose(
+        self, x: Floats, inner: Floats, counts: Ids | None, min_mass: float | None
+    ) -> tuple[Ids, Floats | None]:
+        """The cells of each query, -1 after the last; and what FAISS has for them if it chose them itself."""
+        if min_mass is not None:
+            return cells_above(self.router.scores(x), self.temperature, min_mass), None
+        assert counts is not None
+        most = int(counts.max(initial=1))
+        base: Floats | None = None
+        if isinstance(self.router, QuantizerRouter):
+            asked = inner if self.model is None else self.router.points(x)
+            base, cells = self.parts.ivf.quantizer.search(asked, most)
+            base = base if self.model is None else None
+        else:
+            cells = best_cells(self.router.scores(x), most)
+        return (cells, base) if (counts == most).all() else (limit_probes(cells, counts), base)
+
+    def _scan(self, inner: Floats, cells: Ids, base: Floats | None, scores: Floats, ids: Ids) -> None:
+        """FAISS's own scan of these cells, into `scores` and `ids` [m, k]."""
+        ivf = self.parts.ivf
+        base = self._coarse(inner, cells) if base is None else base
+        arguments = [faiss.swig_ptr(a) for a in (cells, base, scores, ids)]
+        parameters = _parameters(cells.shape[1], ivf.max_codes)
+        ivf.search_preassigned_c(
+            len(inner), faiss.swig_ptr(inner), scores.shape[1], *arguments, False, parameters
+        )
+
+    def _scan_cells(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
+        """The k best keys of each query in these cells, as the index has them."""
+        scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
+        self._scan(self.parts.transformed(x), cells, None, scores, ids)
+        return scores, self.parts.external(ids)
 
     def _coarse(self, inner: Floats, cells: Ids) -> Floats:
         """What FAISS would have for the chosen cells: <x, centroid>, or the squared distance to it."""
-        chosen = self.centroids[np.maximum(cells, 0)]
-        if self.ivf.metric_type == faiss.METRIC_INNER_PRODUCT:
-            return np.ascontiguousarray(np.matmul(chosen, inner[:, :, None])[:, :, 0])
-        apart = chosen - inner[:, None, :]
-        return np.ascontiguousarray(np.einsum("mpd,mpd->mp", apart, apart))
+        if type(self.parts.ivf) is faiss.IndexIVFFlat:  # which scores the keys alone, and does not look
+            return np.zeros(cells.shape, np.float32)
+        centroids = self.parts.centroids
+        products: Floats
+        if len(inner) == 1:  # of many queries, one matrix product is faster than gathering centroids of each
+            products = (centroids[cells[0]] @ inner[0])[None]
+        else:
+            products = np.take_along_axis(inner @ centroids.T, np.maximum(cells, 0), axis=1)
+        if self.parts.inner_product:
+            return products
+        norms = np.einsum("md,md->m", inner, inner)[:, None]
+        squares: Floats = norms + self.parts.squares[np.maximum(cells, 0)] - 2 * products
+        return np.maximum(squares, 0)
+
+    def _batches(self, m: int, k: int) -> Iterator[slice]:
+        """Parts of the queries whose scores, cells and results fit in the working memory together."""
+        if m == 1:
+            return iter((slice(0, 1),))
+        each = 8 * self.d + 4 * self.router.floats + 32 * self.c + 16 * k
+        step = max(1, inputs.BATCH_BYTES // each)
+        return (slice(low, low + step) for low in range(0, m, step))
+
+    def __repr__(self) -> str:
+        kind = type(self.parts.ivf).__name__
+        line = f"{kind} of {self.n:,} keys, d = {self.d}, {self.c:,} cells, routed by {self.router.name}"
+        serves = "" if self.target_recall is None else f", for recall {self.target_recall:g}"
+        return f"<WrappedIndex: {line}{serves}>"
 
 
-def wrap(index: Any, model: Model | str | Path) -> WrappedIndex:
-    """Route an existing FAISS IVF index with a model.
-
-    Args:
-        index: a `faiss.IndexIVF`, also inside `IndexIDMap` or behind linear transforms
-            (`IndexPreTransform`), or the path of a file that holds one.
-        model: a mapper (trained with cells=1) works with any index; a router must have been trained on this
-            index's own cells: `amips.label(..., cells=index)`.
-    """
-    if isinstance(index, (str, Path)):
-        if not Path(index).is_file():
-            raise AmipsError(f"{index} does not exist")
-        try:
-            index = faiss.read_index(str(index))
-        except RuntimeError as problem:
-            raise AmipsError(
-                f"{index} is not a readable FAISS index: {str(problem).splitlines()[-1]}"
-            ) from None
-    model = load_model(model) if isinstance(model, (str, Path)) else model
-    ivf, transforms, id_map = faiss_ivf_inside(index)
-    if not index.is_trained:
-        raise AmipsError("the index is not trained: it has no cells yet")
-    if model.d != index.d:
-        raise AmipsError(f"the model is for dimension {model.d}, the index for {index.d}")
-    if model.c > 1:
-        if model.c != ivf.nlist:
-            raise AmipsError(f"the model scores {model.c} cells, the index has {ivf.nlist}")
-        if model.about.get("cells") != fingerprint_of(cells_of_faiss(ivf)):
-            raise AmipsError(
-                "the model was trained on other cells than this index has; "
-                "label with cells=index and train again"
-            )
-    centroids = ivf.quantizer.reconstruct_n(0, ivf.nlist)
-    return WrappedIndex(index, ivf, transforms, id_map, model, centroids, ivf.ntotal)
+@lru_cache(maxsize=1024)
+def _parameters(probes: int, max_codes: int) -> Any:
+    """What goes with one call, so that the index's own nprobe stays as it is. Made once: it takes time."""
+    return faiss.SearchParametersIVF(nprobe=probes, max_codes=max_codes)

@@ -1,0 +1,104 @@
+"""Bringing a FAISS index and a model together: `wrap`, and again after saving what is beside the index."""
+
+from pathlib import Path
+from typing import Any
+
+from amips.blas import faiss
+from amips.cells import IVFParts, ivf_parts
+from amips.errors import AmipsError, BundleError
+from amips.nets import WEIGHTS, Model, load_model
+from amips.search.points import Point
+from amips.search.wrapped import TARGET_RECALL, WrappedIndex
+from amips.task import Task
+
+AGAIN = "label with cells=index, train, and wrap it again"
+
+
+def wrap(
+    index: Any,
+    model: Any,
+    *,
+    task: "Task | str | Path | None" = None,
+    recall: float = TARGET_RECALL,
+    ids: Any = None,
+) -> WrappedIndex:
+    """Route an existing FAISS IVF index with a model.
+
+    Args:
+        index: a `faiss.IndexIVF`, also inside `IndexIDMap` or behind linear transforms
+            (`IndexPreTransform`), or the path of a file that holds one.
+        model: a router must have been trained on this index's own cells: `amips.label(..., cells=index)`. A
+            mapper (trained with cells=1) works with any index; an object with `scores(x)` has to know the
+            cells itself; None leaves it to the index's own quantizer. Or the directory of a training run.
+        task: measure on its val queries (`WrappedIndex.measured`), so that `recall=` can be asked for.
+        recall: what `search` then serves when nothing else is asked for.
+        ids: [n], the ids of the task's keys in the index, if they were not added in the task's order.
+    """
+    file = str(index) if isinstance(index, str | Path) else ""
+    parts = ivf_parts(read_faiss(index))
+    model = load_model(model) if isinstance(model, str | Path) else model
+    wrapped = WrappedIndex(parts, checked_model(model, parts), file=file)
+    return wrapped if task is None else wrapped.measured(task, recall=recall, ids=ids)
+
+
+def read_faiss(index: Any) -> Any:
+    """The FAISS index, read from its file if this is a path."""
+    if not isinstance(index, str | Path):
+        return index
+    if not Path(index).is_file():
+        raise AmipsError(f"{index} does not exist")
+    try:
+        return faiss.read_index(str(index))
+    except RuntimeError as problem:
+        raise AmipsError(f"{index} is not a readable FAISS index: {str(problem).splitlines()[-1]}") from None
+
+
+def checked_model(model: Any, parts: IVFParts) -> Any:
+    """The model, if it can choose cells of this index."""
+    if not isinstance(model, Model):
+        if model is not None and not callable(getattr(model, "scores", None)):
+            raise AmipsError(f"a {type(model).__name__} cannot route: it has no method scores(x)")
+        return model
+    if model.d != parts.index.d:
+        raise AmipsError(f"the model is for dimension {model.d}, the index for {parts.index.d}")
+    if model.c > 1 and model.c != parts.ivf.nlist:
+        raise AmipsError(f"the model scores {model.c} cells, the index has {parts.ivf.nlist}: {AGAIN}")
+    if model.c > 1 and model.about.get("quantizer") != parts.fingerprint:
+        raise AmipsError(f"the model was trained on other cells than this index has: {AGAIN}")
+    return model
+
+
+def open_wrapped(
+    path: Path, manifest: dict[str, Any], data: Path, listed: set[str], index: Any
+) -> WrappedIndex:
+    """What `WrappedIndex.save` wrote, around its index, or the path of the file that holds it."""
+    try:
+        about = f"{manifest['type']} of {manifest['n']:,} keys, {manifest['c']:,} cells"
+        points = [Point(**point) for point in manifest["points"]]
+        temperature, target, file = (
+            float(manifest["temperature"]),
+            manifest["target_recall"],
+            manifest["file"],
+        )
+        target = None if target is None else float(target)
+        identity = {name: manifest[name] for name in ("d", "c", "type", "metric", "quantizer")}
+    except (KeyError, TypeError, ValueError) as problem:
+        raise BundleError(f"{path} is damaged: {problem}") from None
+    if index is None:
+        kept = f", read from {file}" if file else ""
+        raise BundleError(
+            f"{path} routes a FAISS index that is kept elsewhere ({about}{kept}): load it with index=, "
+            "the index or its file"
+        )
+    parts = ivf_parts(read_faiss(index))
+    model = load_model(data, BundleError) if WEIGHTS in listed else None
+    own = parts.identity
+    for name, stated in identity.items():
+        if name != "quantizer" and own[name] != stated:
+            raise BundleError(f"{path} belongs to another index ({name} {stated}, here {own[name]}): {AGAIN}")
+    if own["quantizer"] != identity["quantizer"]:
+        raise BundleError(
+            f"the index has been built anew since {path} was saved, and has other cells: {AGAIN}"
+        )
+    file = str(index) if isinstance(index, str | Path) else file
+    return WrappedIndex(parts, checked_model(model, parts), points, temperature, target, file)
