@@ -1,10 +1,10 @@
 """Fixtures that tests of every room share."""
 
 import pytest
-from helpers import make_world
 from hypothesis import settings
 
 import amips
+from helpers import make_world
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("amips", deadline=None)
@@ -19,7 +19,7 @@ def world():
 
 @pytest.fixture(scope="session")
 def task(world, tmp_path_factory):
-    """8 cells, 500 training queries with one noisy copy each, 100 for val, 100 for test."""
+    """8 query-aware cells, 500 training queries, 100 for val, 100 for test."""
     out = tmp_path_factory.mktemp("task") / "task"
     return amips.label(*world, cells=8, val=100, test=100, k=10, out=out)
 

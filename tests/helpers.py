@@ -1,4 +1,4 @@
-"""What tests share: a small world of keys in clusters and queries that come from elsewhere, a silent backend."""
+"""What tests share: a small world of keys in clusters, queries that come from elsewhere, a silent backend."""
 
 import importlib.util
 import signal

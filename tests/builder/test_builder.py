@@ -182,6 +182,13 @@ class TestBuild:
             "<Searcher: 3,000 keys, d = 64; 40 query-aware cells (strength 1.5); linear"
         )
 
+    def test_a_router_that_training_did_not_improve_is_called_untrained(self, big, fast):
+        task, _ = big
+        model = learning.train(task, Linear(rank=0), out=None)
+        kept = replace(model, about={**model.about, "blend": 0.0})
+        assert "linear router of full rank, trained" in repr(build(task, model, **FLAT))
+        assert "linear router of full rank, untrained" in repr(build(task, kept, **FLAT))
+
     def test_second_cells_of_ones_own(self, big):
         task, _ = big
         second = np.full(task.n, -1)

@@ -100,7 +100,7 @@ def test_plain_is_not_learned():
 
 def test_numbers_that_follow_from_the_data():
     design = Design(100).resolved(384, 160)
-    assert design.router == Linear(rank=128)
+    assert design.router == Linear(rank=96)
     assert design.dimensions == 160
     assert Design(100).resolved(12).router == Linear(rank=0)  # nothing to save
     assert design.resolved(384, 96) == design

@@ -79,7 +79,9 @@ class Builder:
     ) -> None:
         self.task, self.minutes, self.recall, self.seed = task, minutes, recall, seed
         self.iterations, self.points, self.progress = iterations, points, progress
-        self.directory = temporary_directory("amips-build-") if directory is None else local(directory, RunError)
+        self.directory = (
+            temporary_directory("amips-build-") if directory is None else local(directory, RunError)
+        )
         self.directory.mkdir(parents=True, exist_ok=True)
         self._projection: Projection | None = None
         self._store: tuple[str, FaissCellStore] | None = None  # one: an index is what takes memory
@@ -244,6 +246,8 @@ class Builder:
         router_for(model, cells.centroids)  # refuses a model of another shape before there is an index
         check_fits(model, self.task.fingerprint, fingerprint_of(cells.assignment))
         store = self.store(design, model, second)
+        if isinstance(design.router, Linear | MaxAffine) and at_start(model):
+            design = replace(design, recipe=None)  # what it is, not what was asked for
         searcher = Searcher(store, model, fingerprint=self.task.fingerprint, design=design)
         return replace(searcher, temperature=estimate_routing(searcher, self.task.val).temperature)
 
@@ -276,6 +280,11 @@ def fewest_dimensions(task: Task, projection: Callable[[int], Projection]) -> in
         if (top[:, :, None] == candidates[:, None, :]).any(axis=2).mean() >= LEAN_RECALL:
             return r
     return None
+
+
+def at_start(model: Any) -> bool:
+    """Whether a model is where its training began: `train` may find nothing better on val."""
+    return isinstance(model, Model) and model.about.get("blend") == 0
 
 
 def _identity(model: Any) -> str:

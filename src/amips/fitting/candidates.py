@@ -27,7 +27,7 @@ from amips.search import TOP, RoutingEstimate, first_of, ranked
 COUNTS = (4.0, 8.0, 2.0, 1.0, 16.0, 0.5)
 STRENGTHS = (STRENGTH, 0.0, 2 * STRENGTH)  # of query-aware cells; 0 is plain k-means
 SPILL_FRACTIONS = (0.1, 0.5)
-RANK_FRACTIONS = (1 / 6, 1 / 4, 1 / 2)  # of the dimensions, beside the third that partitions are tried with
+RANK_FRACTIONS = (1 / 6, 1 / 3, 1 / 2)  # of the dimensions, beside the quarter that partitions are tried with
 CODES_KEEP = (
     0.995  # of the top keys in the cells that are scanned: what lean codes leave among the candidates
 )

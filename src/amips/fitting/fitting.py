@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from amips import exact
-from amips.builder import Builder
+from amips.builder import Builder, at_start
 from amips.cells import POINTS_PER_CELL
 from amips.design import Design
 from amips.errors import AmipsError, TrainingInterrupted
@@ -179,11 +179,16 @@ class Fitting:
             self.say(f"training a router for {candidate.design.cells:,} cells ...")
             design = trained(candidate.design)
             try:
-                learned = estimator.candidate(design, builder.model(design))
+                model = builder.model(design)
             except TrainingInterrupted:
                 raise TrainingInterrupted(
                     f"stopped; the same call continues with what is in {self.work}"
                 ) from None
+            if at_start(model):
+                self.say("  training found nothing better than where it began")
+                kept.append(candidate)
+                continue
+            learned = estimator.candidate(design, model)
             self._tell(learned)
             kept.append(min(learned, candidate, key=lambda one: one.cost))
         return kept
