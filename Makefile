@@ -1,12 +1,12 @@
-# Two commands matter: `make demo` and `make test`. Both set up `.venv` first. `make test-engines` adds
-# every engine to it (ScaNN, PostgreSQL with pgvector, LanceDB, Milvus, ...) and tests those;
-# `make VENV=elsewhere test-engines` leaves `.venv` alone.
+# Two commands matter: `make demo` and `make test`. Both set up `.venv` first. `make test-backends` adds
+# every backend to it (ScaNN, PostgreSQL with pgvector, LanceDB, Milvus, ...) and tests those;
+# `make VENV=elsewhere test-backends` leaves `.venv` alone.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: setup test test-fast test-engines demo lint clean
+.PHONY: setup test test-fast test-backends demo lint clean
 
 setup: $(VENV)/.ready
 
@@ -28,9 +28,9 @@ test: lint
 test-fast: lint
 	$(BIN)/python -m pytest -m "not slow"
 
-test-engines: setup
-	$(PIP) --editable '.[dev,engines]'
-	AMIPS_ENGINES=all $(BIN)/python -m pytest -m engines -o cache_dir=$(VENV)/.pytest_cache
+test-backends: setup
+	$(PIP) --editable '.[dev,backends]'
+	AMIPS_BACKENDS=all $(BIN)/python -m pytest -m backends -o cache_dir=$(VENV)/.pytest_cache
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo

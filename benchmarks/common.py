@@ -1,19 +1,45 @@
-"""What every benchmark here shares: ratios of rates, writing results."""
+"""What every benchmark here shares: a sample of a data set, ratios of rates, writing results."""
 
 import json
 import statistics
 from pathlib import Path
 
-from amips.bench.machine import describe
+import numpy as np
+
+from amips.bench import describe_machine
+from amips.errors import AmipsError
 from amips.tables import markdown_table
+from amips.vectors import Floats, Vectors, open_vectors
 
 RESULTS = Path(__file__).parent / "results"
 
 
+def data_file(data: Path, name: str) -> Vectors:
+    """The vectors of `name` ("keys" or "queries") in a data directory, whatever their format."""
+    files = sorted(p for p in data.glob(f"{name}.*") if p.is_file() and p.suffix != ".jsonl")
+    if len(files) != 1:
+        raise AmipsError(f"{data} holds {len(files)} files of {name}: expected one, such as {name}.npy")
+    return open_vectors(files[0], name)
+
+
+def sample(data: Path, name: str, most: int, seed: int = 0) -> Floats:
+    """Unit float32 rows of a data directory's keys or queries, drawn at random: at most so many."""
+    rows = data_file(data, name)
+    chosen = np.random.default_rng([seed, len(name)]).permutation(rows.n)[:most]
+    return unit(rows.take(np.sort(chosen)))
+
+
+def unit(x: Floats) -> Floats:
+    """Rows scaled to norm 1; a row of zeros stays one."""
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    scaled: Floats = (x / np.where(norms > 0, norms, 1)).astype(np.float32)
+    return scaled
+
+
 def ratio(times: dict[str, list[float]], flops: dict[str, float], name: str, base: str) -> float:
-    """Median over rounds of the FLOP rate of `name` as a share of that of `base` in the same round."""
-    shares = [(flops[name] / a) / (flops[base] / b) for a, b in zip(times[name], times[base], strict=True)]
-    return statistics.median(shares)
+    """Median over rounds of the FLOP rate of `name` divided by that of `base` in the same round."""
+    pairs = zip(times[name], times[base], strict=True)
+    return statistics.median((flops[name] / a) / (flops[base] / b) for a, b in pairs)
 
 
 def write(
@@ -26,7 +52,7 @@ def write(
     more: str = "",
 ) -> None:
     """Print a Markdown table, and `more` text below it, and store both beside the raw figures."""
-    machine = describe()
+    machine = describe_machine()
     about = ", ".join(f"{k} {v}" for k, v in machine.items())
     text = f"# {title}\n\n`{command}`\n\n{markdown_table(head, rows)}\n\n" + (f"{more}\n\n" if more else "")
     text += f"{about}.\n"

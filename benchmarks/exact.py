@@ -3,9 +3,9 @@
 import argparse
 
 import numpy as np
-from machine import ratio, write
+from common import ratio, write
 
-from amips.bench.machine import in_turns
+from amips.bench import in_turns
 from amips.blas import faiss
 from amips.exact import cell_maxima, top_k
 

@@ -1,6 +1,6 @@
 """Cells after routing: a key goes where a router sends the queries that want it.
 
-A router is trained for given cells; given the router, other cells may suit it better. Each key y stands for
+A router is trained for some cells; with that router, other cells may suit it better. Each key y stands for
 the queries that want it, by z = normalize(y / ||y|| + s m_y) as in `aware`, and may move to the cell that the
 router scores highest for z. A cell takes in keys only up to a limit on its size, those that gain most first.
 Then a router can be trained for the new cells, and so on, while that pays on val queries.
@@ -16,7 +16,7 @@ from amips.cells import STRENGTH, Cells, check_top, towards_queries
 from amips.errors import VectorError
 from amips.vectors import Floats, open_vectors
 
-BLOCK_BYTES = 1 << 26  # of scores held at a time
+BLOCK_BYTES = 1 << 26  # of scores in memory at a time
 LIMIT = 1.5  # times the mean size
 
 
@@ -57,6 +57,6 @@ def moved(
     place = np.arange(len(to)) - np.searchsorted(to, to)
     room = np.maximum(0, int(limit * keys.n / cells.count) - cells.sizes)
     accepted = leaving[place < room[to]]
-    made = cells.assignment.copy()
-    made[accepted] = target[accepted]
-    return Cells(made, cells.centroids)
+    assignment = cells.assignment.copy()
+    assignment[accepted] = target[accepted]
+    return Cells(assignment, cells.centroids)

@@ -1,7 +1,8 @@
 """What a router is worth that has never seen a real query: trained on stand-ins, tested on real queries.
 
-DATA holds `keys` and `queries` as `amips study` reads them; the queries are real. There are no texts here, so
-pseudo-queries themselves cannot be made: stand-ins are made of key vectors instead, at several distances.
+DATA holds `keys` and `queries` in files of any format that `amips label` reads; the queries are real. There
+are no texts here, so pseudo-queries themselves cannot be made: stand-ins are made of key vectors instead, at
+several distances.
 """
 
 import argparse
@@ -11,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import data_file, unit
 from numpy.typing import NDArray
 
 import amips
-from amips.bench.machine import describe
-from paper.workspace import find
-from amips.cells import Cells, kmeans
-from amips.index import FaissCellStore
-from amips.search import Searcher, recalls
-from amips.search.points import ladder
+from amips.bench import cells_of, describe_machine
+from amips.builder import Builder
+from amips.cells import kmeans
+from amips.design import Design
+from amips.metrics import cost_at
+from amips.search import Searcher, ladder, recalls
 from amips.tables import markdown_table
 from amips.task import Split, Task
-from amips.vectors import open_vectors
 
 Floats = NDArray[np.float32]
 Make = Callable[[Floats, float, np.random.Generator], Floats]
@@ -30,14 +31,9 @@ TARGETS = (0.90, 0.95)
 SWEEP = (1, 2, 3, 4, 8)  # cells of the centroid baseline, in units of sqrt(n)
 
 
-def unit(x: Floats) -> Floats:
-    """Rows scaled to norm 1."""
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
-
-
 def rows_of(data: Path, name: str, chosen: NDArray[np.int64]) -> Floats:
     """Some rows of a file of DATA, as unit float32."""
-    return unit(open_vectors(find(data, name)[0], name).take(np.sort(chosen)))
+    return unit(data_file(data, name).take(np.sort(chosen)))
 
 
 def noisy(keys: Floats, weight: float, rng: np.random.Generator) -> Floats:
@@ -63,25 +59,19 @@ def weight_for(make: Make, keys: Floats, top: float) -> float:
     return (low + high) / 2
 
 
-def engine_of(keys: Floats, cells: Cells) -> FaissCellStore:
-    """The keys by cell."""
-    return FaissCellStore.build(open_vectors(keys), cells.assignment, cells.centroids, "flat")
-
-
 class Curve:
     """Recall@10 and cost of every query of a split over a ladder of probes: arrays [probes, queries]."""
 
     def __init__(self, searcher: Searcher, split: Split) -> None:
         x, true = np.asarray(split.queries), np.asarray(split.top_ids)
         steps = ladder(searcher.c)
-        self.recall = np.stack([recalls(searcher.search(x, 10, p)[1], true, 10) for p in steps])
+        self.recall = np.stack([recalls(searcher.search(x, 10, probes=p)[1], true, 10) for p in steps])
         full = 2 * searcher.n * searcher.d
-        self.cost = np.stack([searcher.cost(x, p).flops / full for p in steps])
+        self.cost = np.stack([searcher.cost(x, probes=p).flops / full for p in steps])
 
     def at(self, target: float, rows: Any = slice(None)) -> float:
         """FLOPs, as a share of a full scan, at this recall; between numbers of probes, interpolated."""
-        recall = np.maximum.accumulate(self.recall[:, rows].mean(axis=1))
-        return float(np.interp(target, recall, self.cost[:, rows].mean(axis=1)))
+        return cost_at(self.cost[:, rows].mean(axis=1), self.recall[:, rows].mean(axis=1), target)
 
     def ratio(self, base: "Curve", target: float) -> str:
         """How many times less than the base, with a 95 % interval over 500 resamples of the queries."""
@@ -99,17 +89,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="The Markdown file to write.")
     parser.add_argument("--keys", type=int, default=20_000)
     parser.add_argument("--queries", type=int, default=60_000, help="Training queries of each kind.")
-    parser.add_argument("--held", type=int, default=2_000, help="Real queries for val, and as many for test.")
+    parser.add_argument(
+        "--held-out", type=int, default=2_000, help="Real queries for val, and as many for test."
+    )
     parser.add_argument("--samples", type=int, default=1_000_000, help="Training samples of each router.")
     parser.add_argument("--top", type=float, default=0.71, help="Mean top score of pseudo-queries.")
     o = parser.parse_args()
     rng = np.random.default_rng(0)
-    count = {name: open_vectors(find(o.data, name)[0]).n for name in ("keys", "queries")}
+    count = {name: data_file(o.data, name).n for name in ("keys", "queries")}
     keys = rows_of(o.data, "keys", rng.permutation(count["keys"])[: o.keys])
     order = np.random.default_rng(1).permutation(count["queries"])
-    held = {"test": order[: o.held], "val": order[o.held : 2 * o.held]}
-    real = rows_of(o.data, "queries", order[2 * o.held : 2 * o.held + o.queries])
-    val, test = (rows_of(o.data, "queries", held[name]) for name in ("val", "test"))
+    chosen = {"test": order[: o.held_out], "val": order[o.held_out : 2 * o.held_out]}
+    real = rows_of(o.data, "queries", order[2 * o.held_out : 2 * o.held_out + o.queries])
+    val, test = (rows_of(o.data, "queries", chosen[name]) for name in ("val", "test"))
     copies = -(-o.queries // len(keys))
     many = np.concatenate([keys] * copies)[: o.queries]
 
@@ -125,19 +117,18 @@ def main() -> None:
         f"keys mixed with keys, to {o.top:.2f}": stand_in(mixed, weight_for(mixed, keys, o.top)),
     }
     cells = kmeans(keys, round(3 * len(keys) ** 0.5))
-    engine = engine_of(keys, cells)
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
 
-        def labelled(name: str, x: Floats, by: Cells) -> Task:
+        def labelled(name: str, x: Floats) -> Task:
             split = ["train"] * len(x) + ["val"] * len(val) + ["test"] * len(test)
             queries = np.concatenate([x, val, test])
-            options = {"cells": by, "split": split, "copies": 0, "k": 10, "cell_targets": False}
-            return amips.label(keys, queries, out=Path(folder) / name, **options)
+            return amips.label(keys, queries, cells=cells, split=split, out=Path(folder) / name)
 
-        first = labelled("task-0", real, cells)
-        tried = [kmeans(keys, round(factor * len(keys) ** 0.5)) for factor in SWEEP]
-        plain = [Searcher(engine_of(keys, one), None) for one in tried]
+        first = labelled("task-0", real)
+        builder, same_cells = Builder(first), cells_of(first)
+        counts = [round(factor * len(keys) ** 0.5) for factor in SWEEP]
+        plain = [builder.searcher(Design.plain(count), None) for count in counts]
         # The number of cells of the baseline is chosen on val.
         base_searcher = min(plain, key=lambda s: sum(Curve(s, first.val).at(t) for t in TARGETS))
         base = Curve(base_searcher, first.test)
@@ -149,19 +140,18 @@ def main() -> None:
             print(" | ".join(rows[-1]), flush=True)
 
         row("centroid, cells chosen on val", base_searcher, "-")
-        row("centroid, the cells of the routers", Searcher(engine, None), "-")
+        row("centroid, the cells of the routers", builder.searcher(same_cells, None), "-")
         for i, (what, x) in enumerate(trained.items()):
-            task = first if i == 0 else labelled(f"task-{i}", x, cells)
+            task = first if i == 0 else labelled(f"task-{i}", x)
             top = f"{np.asarray(task.train.top_scores[:, 0]).mean():.2f}"
-            recipe, run = amips.Recipe(route_top=10), Path(folder) / f"run-{i}"
-            model = amips.train(task, amips.Linear(), recipe=recipe, samples=o.samples, out=run)
-            row(f"linear, trained on {what}", Searcher(engine, model), top)
+            model = amips.train(task, samples=o.samples, out=Path(folder) / f"run-{i}")
+            row(f"linear, trained on {what}", builder.searcher(same_cells, model), top)
         real_top = float(np.asarray(first.test.top_scores[:, 0]).mean())
     head = ["cells chosen by", "cells", "top score of its queries"]
     head += [f"cost at recall@10 {t:.2f}" for t in TARGETS]
     head += [f"x less than centroid, {t:.2f}" for t in TARGETS]
     note = (
-        f"Cost: FLOPs of routing and scan on {o.held:,} real held-out queries (mean top score "
+        f"Cost: FLOPs of routing and scan on {o.held_out:,} real held-out queries (mean top score "
         f"{real_top:.2f}), as a share of a full scan; above 1 in the last columns is a gain over centroid. "
         f"n = {len(keys):,}, d = {keys.shape[1]}, {o.samples:,} training samples and one training run each; "
         f"in brackets the 95 % interval over test queries. {o.top:.2f} is the mean top score of the demo's "
@@ -169,7 +159,7 @@ def main() -> None:
         "sentences, so this is not a measurement of pseudo-queries."
     )
     text = f"{markdown_table(head, rows)}\n\n{note}"
-    machine = ", ".join(f"{name} {value}" for name, value in describe().items())
+    machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
     title = "# Trained on stand-ins, tested on real queries"
     o.out.write_text(f"{title}\n\n`python benchmarks/no_log.py DATA --out FILE`\n\n{text}\n\n{machine}.\n")
     print(o.out.read_text())

@@ -8,39 +8,38 @@ val. The table goes to results/routers.md.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 
 import amips
-from amips.lean import RANK_FRACTION, reduced_dimension
-from amips.nets.spec import SIZES
-from amips.routers import router_for
-from amips.search.estimate import RoutingEstimate
+from amips.nets import SIZES, KeyNet, Linear, MaxAffine, Model, SupportNet
+from amips.routers import Router, RoutingEstimate, router_for
 from amips.tables import markdown_table
-from amips.task import Split, Task
+from amips.task import Split, Task, load_task
 
 RECALLS = (0.80, 0.90, 0.95, 0.98)
-KEYS_BATCH = 512  # of networks that predict c keys for each query: they and their targets are held in memory
+KEYS_BATCH = 512  # of networks that predict c keys for each query: they and their targets are in memory
 
 
-def routers(n: int, d: int, c: int) -> dict[str, tuple[object, amips.Recipe]]:
+def routers(
+    n: int, d: int, c: int
+) -> dict[str, tuple[Linear | MaxAffine | SupportNet | KeyNet, amips.Recipe]]:
     """Networks and recipes by name.
 
     A KeyNet with a key for each cell has c d outputs, which the rule that gives a size its width leaves out:
     at 128 cells its head alone makes it tens of times as dear as its size says. So it is also there with the
     width at which the head alone costs what the size says.
     """
-    routing = amips.Recipe(route_top=10)
-    both = amips.Recipe(route_weight=0.1, route_top=10)
-    listed = amips.Recipe(route_top=10, listwise=0.5)
-    rank = reduced_dimension(d, RANK_FRACTION)
+    routing = amips.Recipe()
+    both = amips.Recipe(route_weight=0.1)
+    listed = amips.Recipe(listwise=0.5)
+    rank = amips.Linear().rank_for(d)
     width = max(1, round(SIZES["XS"] * n / c))
-    keys, keys_both = amips.Recipe(batch=KEYS_BATCH), amips.Recipe(route_weight=0.1, route_top=10, batch=KEYS_BATCH)
+    keys, keys_both = amips.Recipe(batch=KEYS_BATCH), amips.Recipe(route_weight=0.1, batch=KEYS_BATCH)
     return {
-        "linear": (amips.Linear(), routing),
-        "linear, half of the loss listwise": (amips.Linear(), listed),
+        "linear": (amips.Linear(rank=0), routing),
+        "linear, half of the loss listwise": (amips.Linear(rank=0), listed),
         f"linear, rank {rank}": (amips.Linear(rank=rank), routing),
         f"max-affine, 2 pieces, rank {rank}": (amips.MaxAffine(2, rank=rank), routing),
         f"max-affine, 4 pieces, rank {rank}": (amips.MaxAffine(4, rank=rank), routing),
@@ -60,12 +59,10 @@ def routers(n: int, d: int, c: int) -> dict[str, tuple[object, amips.Recipe]]:
     }
 
 
-def seen(task: Task, split: Split, router: object, temperature: float = 0.0) -> RoutingEstimate:
+def routing_of(task: Task, split: Split, router: Router, temperature: float = 0.0) -> RoutingEstimate:
     """What a router does on a split."""
-    x = np.asarray(split.queries)
-    scores = np.concatenate([router.scores(x[i : i + 500]) for i in range(0, len(x), 500)])  # type: ignore[attr-defined]
-    wanted = task.cells.assignment[np.asarray(split.top_ids)[:, :10]]
-    return RoutingEstimate(scores, wanted, task.cells.sizes, temperature)
+    x, top, cells = np.asarray(split.queries), np.asarray(split.top_ids)[:, :10], task.cells
+    return RoutingEstimate.by(router, x, top, cells.assignment, cells.sizes, temperature=temperature)
 
 
 def main() -> None:
@@ -79,29 +76,29 @@ def main() -> None:
     task = load_task(o.task)
     full = 2 * task.n * task.d
     rows = []
-    trained = {"centroid": None}
+    trained: dict[str, Model | None] = {"centroid": None}
     for name, (network, recipe) in routers(task.n, task.d, task.c).items():
         out = o.out / name.replace(" ", "-").replace(",", "").replace("'", "")
         resume = (out / "config.json").exists()
-        trained[name] = amips.train(  # type: ignore[assignment]
+        trained[name] = amips.train(
             task,
             network,
             recipe=recipe,
             minutes=o.minutes,
             out=out,
             resume=resume,
-            progress=sys.stderr.isatty(),
+            progress=True,
         )
     for name, model in trained.items():
         router = router_for(model, task.cells.centroids)
-        val = seen(task, task.val, router)
-        test = seen(task, task.test, router, val.temperature)
+        val = routing_of(task, task.val, router)
+        test = routing_of(task, task.test, router, val.temperature)
         cells = []
         for recall in RECALLS:
-            got = test.at_mass(val.min_mass_for(recall))
-            cost = router.flops + 2 * task.d * got.scanned.mean()
-            cells.append(f"{cost / full:.2%} ({got.found.mean():.3f})")
-        samples = "-" if model is None else f"{model.about['samples'] / 1e6:.1f} M"  # type: ignore[attr-defined]
+            probing = test.at_mass(val.min_mass_for(recall))
+            cost = router.flops + 2 * task.d * probing.scanned.mean()
+            cells.append(f"{cost / full:.2%} ({probing.recall:.3f})")
+        samples = "-" if model is None else f"{model.about['samples'] / 1e6:.1f} M"
         rows.append([name, f"{router.flops / full:.2%}", samples, *cells])
     head = ["router", "its own FLOPs", "samples", *(f"recall@10 {r:.2f}" for r in RECALLS)]
     text = "\n\n".join(

@@ -4,7 +4,7 @@ import argparse
 import time
 
 import numpy as np
-from machine import write
+from common import write
 
 from amips import KeyNet, SupportNet
 from amips.blas import threads

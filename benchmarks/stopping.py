@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.cells import Cells
-from amips.search.estimate import RoutingEstimate
+from amips.routers import RoutingEstimate, masses
 from amips.vectors import Floats
 
 Ints = NDArray[np.int64]
-BLOCK = 256  # queries whose scores of all keys are held in memory
-NEAR = (
-    1 / 8
-)  # of the cells, the first in a query's order: where it is decided, and what estimates are fitted to
-LOOSER = (0.25, 0.5, 0.75)  # by how much of the loss the share bound alone loses less than both together
+BLOCK = 256  # queries whose scores of all keys are in memory
+# Of the cells, the first in a query's order: where it is decided, and what estimates are fitted to.
+NEAR = 1 / 8
+LOOSER = (0.25, 0.5, 0.75)  # by how much of the loss the mass bound alone loses less than both together
 STEPS = 12  # of the bisection for z
 Z_RANGE = (-4.0, 8.0)
 
@@ -38,16 +37,16 @@ def best_in_cells(keys: Floats, x: Floats, cells: Cells, k: int) -> Floats:
         for cell, (size, end) in enumerate(zip(cells.sizes, ends, strict=True)):
             inside, kept = scores[:, end - size : end], min(k, int(size))
             if kept:
-                found = np.partition(inside, size - kept, axis=1)[:, size - kept :]
-                best[rows, cell, :kept] = -np.sort(-found, axis=1)
+                some = np.partition(inside, size - kept, axis=1)[:, size - kept :]
+                best[rows, cell, :kept] = -np.sort(-some, axis=1)
     return best
 
 
-def add(found: Floats, rows: Ints, more: Floats) -> None:
+def add(top: Floats, rows: Ints, more: Floats) -> None:
     """Put scores of a cell [len(rows), k], best first, among the k best so far [m, k], worst first."""
-    better = more[:, 0] > found[rows, 0]
+    better = more[:, 0] > top[rows, 0]
     rows, more = rows[better], more[better]
-    found[rows] = np.sort(np.concatenate([found[rows], more], axis=1), axis=1)[:, -found.shape[1] :]
+    top[rows] = np.sort(np.concatenate([top[rows], more], axis=1), axis=1)[:, -top.shape[1] :]
 
 
 @dataclass(frozen=True)
@@ -62,22 +61,22 @@ class Estimate:
 class Walk:
     """Some queries, and what they would find in each cell; all in the router's order of each query."""
 
-    def __init__(self, keys: Floats, x: Floats, cells: Cells, seen: RoutingEstimate, router_flops: int) -> None:
-        self.seen, self.d, self.n, self.router_flops = seen, int(x.shape[1]), len(keys), router_flops
-        order = np.argsort(-seen.scores, axis=1, kind="stable")
+    def __init__(
+        self, keys: Floats, x: Floats, cells: Cells, routing: RoutingEstimate, router_flops: int
+    ) -> None:
+        self.routing, self.d, self.n, self.router_flops = routing, int(x.shape[1]), len(keys), router_flops
+        order = np.argsort(-routing.scores, axis=1, kind="stable")
         place = np.argsort(order, axis=1)
-        self.places = np.take_along_axis(
-            place, seen.wanted.astype(np.int64), axis=1
-        )  # of the top keys' cells
+        # Of the top keys' cells.
+        self.places = np.take_along_axis(place, routing.top_cells.astype(np.int64), axis=1)
         self.sizes = cells.sizes[order]
-        highest = seen.scores.max(axis=1, keepdims=True)
-        relative = np.exp((seen.scores - highest) / np.float32(seen.temperature))
-        total = relative.sum(axis=1, keepdims=True)
-        self.shares = np.take_along_axis(relative / total, order, axis=1)
-        self.logits = np.take_along_axis(seen.scores, order, axis=1) / np.float32(seen.temperature)
-        self.whole = np.broadcast_to(np.log(total) + self.logits[:, :1], self.logits.shape)
+        self.masses = np.take_along_axis(masses(routing.scores, routing.temperature), order, axis=1)
+        self.logits = np.take_along_axis(routing.scores, order, axis=1) / np.float32(routing.temperature)
+        # The log of the softmax's denominator, which is the best cell's logit less the log of its mass.
+        whole = self.logits[:, :1] - np.log(self.masses[:, :1])
+        self.whole = np.broadcast_to(whole, self.logits.shape)
         self.products = np.take_along_axis(x @ cells.centroids.T, order, axis=1)
-        best = best_in_cells(keys, x, cells, seen.wanted.shape[1])
+        best = best_in_cells(keys, x, cells, routing.top_cells.shape[1])
         self.best = np.take_along_axis(best, order[:, :, None], axis=1)
 
     def cost(self, scanned: Ints, products: float = 0.0) -> float:
@@ -105,11 +104,11 @@ class Walk:
     def kth_best(self) -> Floats:
         """The k-th best score after the first cell, the first two, ..., if none is left out. [m, c]."""
         m, c, k = self.best.shape
-        found = np.full((m, k), -np.inf, np.float32)
+        top = np.full((m, k), -np.inf, np.float32)
         after = np.empty((m, c), np.float32)
         for place in range(c):
-            add(found, np.arange(m), self.best[:, place])
-            after[:, place] = found[:, 0]
+            add(top, np.arange(m), self.best[:, place])
+            after[:, place] = top[:, 0]
         return after
 
     def stopped(self, estimate: Estimate, recalls: tuple[float, ...]) -> list[float]:
@@ -131,29 +130,30 @@ class Walk:
         return costs
 
     def filtered(self, estimate: Estimate, bound: float, z: float) -> tuple[float, float]:
-        """Scan cells of at least this share with estimate + z s above the k-th best score: recall, cost."""
+        """Scan cells of at least this mass with estimate + z s above the k-th best score: recall, cost."""
         m, _, k = self.best.shape
-        found = np.full((m, k), -np.inf, np.float32)
+        top = np.full((m, k), -np.inf, np.float32)
         scanned = np.zeros(self.best.shape[:2], bool)
         hopes = estimate.values + np.float32(z) * estimate.s[:, None]
-        asked = np.maximum(1, (self.shares >= bound).sum(axis=1))  # shares fall along the order
+        # Masses fall along the order; the best cell is scanned in any case.
+        asked = np.maximum(1, (self.masses >= np.float32(bound)).sum(axis=1))
         for place in range(int(asked.max())):
             rows = np.flatnonzero(asked > place)
             if place:
-                rows = rows[hopes[rows, place] >= found[rows, 0]]
+                rows = rows[hopes[rows, place] >= top[rows, 0]]
             scanned[rows, place] = True
-            add(found, rows, self.best[rows, place])
+            add(top, rows, self.best[rows, place])
         recall = float(np.take_along_axis(scanned, self.places, axis=1).mean())
         products = float(asked.mean()) if estimate.products else 0.0
         return recall, self.cost((self.sizes * scanned).sum(axis=1), products)
 
     def both(self, estimate: Estimate, recalls: tuple[float, ...]) -> list[float]:
-        """The cheapest of a few looser bounds on the share, each with the z at which a recall is reached."""
+        """The cheapest of a few looser bounds on the mass, each with the z at which a recall is reached."""
         costs = []
         for recall in recalls:
             tried = []
             for looser in LOOSER:
-                bound = self.seen.min_mass_for(recall + looser * (1 - recall))
+                bound = self.routing.min_mass_for(recall + looser * (1 - recall))
                 low, high = Z_RANGE
                 for _ in range(STEPS):
                     z = (low + high) / 2
@@ -164,8 +164,9 @@ class Walk:
         return costs
 
     def at_mass(self, recalls: tuple[float, ...]) -> list[float]:
-        """What the recipe does: no more than the bound on the share."""
-        return [self.cost(self.seen.at_mass(self.seen.min_mass_for(recall)).scanned) for recall in recalls]
+        """What the recipe does: no more than the bound on the mass."""
+        bounds = [self.routing.min_mass_for(recall) for recall in recalls]
+        return [self.cost(self.routing.at_mass(bound).scanned) for bound in bounds]
 
     def oracle(self) -> float:
         """Stop as soon as all of the top k are found."""

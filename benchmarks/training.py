@@ -1,32 +1,25 @@
-"""Speed of a training step as a share of the machine's sgemm peak, and where the rest goes."""
+"""Speed of a training step as a fraction of the machine's sgemm peak, and where the rest goes."""
 
 import argparse
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
-from machine import write
+from common import write
 
-from amips import KeyNet, SupportNet
-from amips.learn.batches import Batches
-from amips.learn.distributed import Group
-from amips.learn.loop import Run
-from amips.nets import Recipe
+from amips import KeyNet, Recipe, SupportNet, label
+from amips.learn import Budget, Group, Run, set_up
 from amips.nets import Architecture
+from amips.task import Task
 
 
-def random_task(folder: Path, n: int, m: int, d: int) -> SimpleNamespace:
-    """The files a training run reads, with random content: speed does not depend on it."""
+def random_task(folder: Path, n: int, m: int, d: int) -> Task:
+    """A task of random vectors: the speed of a step does not depend on what is in them."""
     rng = np.random.default_rng(0)
-    (folder / "train" / "top").mkdir(parents=True)
-    np.save(folder / "keys.npy", rng.standard_normal((n, d), np.float32))
-    np.save(folder / "train" / "queries.npy", rng.standard_normal((m, d), np.float32))
-    np.save(folder / "train" / "top" / "ids.npy", rng.integers(0, n, (m, 1), np.int32))
-    np.save(folder / "train" / "top" / "scores.npy", rng.standard_normal((m, 1), np.float32))
-    return SimpleNamespace(path=folder, n=n, d=d, c=1, fingerprint="", manifest={"options": {}})
+    keys, queries = (rng.standard_normal((rows, d), np.float32) for rows in (n, m))
+    return label(keys, queries, out=folder / "task", preset="paper", copies=0, val=100, test=100, k=1)
 
 
 def step_flops(a: Architecture, batch: int) -> float:
@@ -55,7 +48,7 @@ def peak_rate(side: int = 3072) -> float:
 def main() -> None:
     """Measure and store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("n", 100_000), ("d", 384), ("batch", 4096), ("steps", 11)):
+    for name, value in (("n", 100_000), ("queries", 20_000), ("d", 384), ("batch", 4096), ("steps", 11)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--sizes", default="XS,S,M")
     parser.add_argument("--depths", default="4,8")
@@ -63,15 +56,17 @@ def main() -> None:
     rows, raw = [], []
     recipe = Recipe(batch=o.batch)
     with tempfile.TemporaryDirectory() as folder:
-        task = random_task(Path(folder), o.n, 200_000, o.d)
+        task = random_task(Path(folder), o.n, o.queries, o.d)
         cpu = torch.device("cpu")
+        group, budget = Group(cpu), Budget(1 << 40, None, 1)
         for depth in map(int, o.depths.split(",")):
             for size in o.sizes.split(","):
                 seconds = {}
                 for spec in (KeyNet(size=size, depth=depth), SupportNet(size=size, depth=depth, inject=0)):
-                    run = Run(task, spec, Path(folder) / "run", recipe, 1 << 40, None, 0, 1, cpu, Group(cpu))
-                    batches = Batches(task, recipe, 0, 0, 1, cpu)
-                    whole, other, shares = [], [], []
+                    setup = set_up(task, spec, recipe, 0, cpu, group)
+                    run, a = Run(setup, Path(folder) / "run", recipe, budget, 0, group), setup.architecture
+                    assert isinstance(a, Architecture)
+                    whole, other, of_peak = [], [], []
                     parameters = list(run.state.parameters.values())
                     run.step(0.5)
                     for i in range(o.steps):
@@ -79,31 +74,31 @@ def main() -> None:
                         t0 = time.perf_counter()
                         run.step(0.5)
                         t1 = time.perf_counter()
-                        batches(i)
+                        setup.batches(i)
                         torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
                         run.update(parameters, [p.grad for p in parameters], 0.5)
                         t2 = time.perf_counter()
                         whole.append(t1 - t0)
                         other.append((t2 - t1) / (t1 - t0))
-                        shares.append(step_flops(run.architecture, o.batch) / (t1 - t0) / peak)
-                    kind = "KeyNet" if run.architecture.kind == "key" else "SupportNet"
+                        of_peak.append(step_flops(a, o.batch) / (t1 - t0) / peak)
+                    kind = "KeyNet" if a.kind == "key" else "SupportNet"
                     seconds[kind] = step = float(np.median(whole))
                     against = f"{step / seconds['KeyNet']:.2f}" if kind == "SupportNet" else ""
                     rows.append(
                         [
                             f"{kind} {size}, L = {depth}",
-                            f"{run.architecture.width}",
+                            f"{a.width}",
                             f"{o.batch / step:,.0f}",
-                            f"{np.median(shares):.2f}",
+                            f"{np.median(of_peak):.2f}",
                             f"{np.median(other):.0%}",
                             against,
                         ]
                     )
-                    raw.append({"row": rows[-1], "step": whole, "other": other, "share": shares})
+                    raw.append({"row": rows[-1], "step": whole, "other": other, "of_peak": of_peak})
                     print(" | ".join(rows[-1]), flush=True)
     peak = f"peak here: {peak_rate() / 1e9:.0f} GFLOP/s"
     title = f"Training steps: n = {o.n:,}, d = {o.d}, c = 1, batch {o.batch:,}; {peak}"
-    head = ["network", "width", "samples/s", "share of sgemm peak", "data, optimiser, averages", "x KeyNet"]
+    head = ["network", "width", "samples/s", "of sgemm peak", "data, optimiser, averages", "x KeyNet"]
     write("training", title, "python benchmarks/training.py", head, rows, raw)
 
 

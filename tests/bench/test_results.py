@@ -2,18 +2,20 @@
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from amips.bench.results import Run, Store
+from amips.bench.results import ResultsStore, Run
 from amips.bench.systems import System
+from amips.design import Design
 from amips.errors import ResultsError
+from helpers import with_linear
 from reference import architecture, random_net
 
 ABOUT = {"kind": "results", "keys": "abc", "task": "def", "k": 10, "batch": 32}
-SYSTEM = System(cells=4)
+SYSTEM = System(Design.plain(4))
 
 
 def a_run(system=SYSTEM, budget=3, seed=0):
@@ -41,7 +43,7 @@ def same(one, two):
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "results", ABOUT)
+    return ResultsStore(tmp_path / "results", ABOUT)
 
 
 def files(store):
@@ -62,21 +64,21 @@ def test_a_run_comes_back_bit_for_bit(store):
     }
     store.put_times(SYSTEM, 3, times)
     assert store.has_times(SYSTEM, 3)
-    same(Store(store.path).get(SYSTEM, 3), replace(run, times=times))
+    same(ResultsStore(store.path).get(SYSTEM, 3), replace(run, times=times))
     described = json.loads((store.path / "runs" / f"{SYSTEM.slug}-b3.json").read_text())
-    assert described["system"] == asdict(SYSTEM)
+    assert described["system"] == SYSTEM.to_json()
     assert described["seed"] == 5
     assert described["machine"]["faiss"]
 
 
 def test_runs_are_those_of_the_systems_asked_for_by_budget(store):
-    other = System(cells=4, router="linear")
+    other = System(with_linear(4), label="linear")
     for budget in (16, 2, 1, 4):
         store.put(a_run(budget=budget, seed=budget), seed=0)
     store.put(a_run(other), seed=0)
     assert [(r.system, r.budget) for r in store.runs([SYSTEM])] == [(SYSTEM, b) for b in (1, 2, 4, 16)]
     assert [r.system for r in store.runs([other, SYSTEM])] == [other] + 4 * [SYSTEM]
-    assert store.runs([System(cells=5)]) == []
+    assert store.runs([System(Design.plain(5))]) == []
 
 
 def test_a_run_without_its_description_does_not_count(store):
@@ -97,7 +99,7 @@ def test_a_crash_before_the_description_leaves_no_run(store, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             store.put(a_run(seed=1), seed=0)
     assert files(store) == [f"{SYSTEM.slug}-b3.npz"]
-    again = Store(store.path, ABOUT)
+    again = ResultsStore(store.path, ABOUT)
     assert not again.has(SYSTEM, 3)
     again.put(a_run(seed=2), seed=0)
     same(again.get(SYSTEM, 3), a_run(seed=2))
@@ -211,57 +213,57 @@ def test_times_without_their_yardstick_are_named_in_one_line(store):
 
 
 def test_results_of_another_task_are_refused_naming_what_differs(store):
-    Store(store.path, dict(ABOUT))
-    with pytest.raises(ResultsError, match=r"other settings \(batch, keys differ\); choose another out"):
-        Store(store.path, {**ABOUT, "keys": "xyz", "batch": 64})
-    assert Store(store.path).about == ABOUT  # and nothing was changed
+    ResultsStore(store.path, dict(ABOUT))
+    with pytest.raises(ResultsError, match=r"other inputs or options \(batch, keys\); choose another"):
+        ResultsStore(store.path, {**ABOUT, "keys": "xyz", "batch": 64})
+    assert ResultsStore(store.path).about == ABOUT  # and nothing was changed
 
 
 def test_a_place_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for place in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(ResultsError, match="holds something else; choose another out"):
-            Store(place, ABOUT)
+        with pytest.raises(ResultsError, match="exists and is not the results of a bench; choose another"):
+            ResultsStore(place, ABOUT)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(ResultsError, match=r"holds no results\.json"):
-        Store(tmp_path)
+        ResultsStore(tmp_path)
     (tmp_path / "empty").mkdir()
-    Store(tmp_path / "empty", ABOUT)
+    ResultsStore(tmp_path / "empty", ABOUT)
 
 
 def test_a_place_that_was_begun_is_taken_up(tmp_path, monkeypatch):
     """A crash at any moment of the first call leaves a place that the second one accepts."""
     out = tmp_path / "deep" / "results"
     with monkeypatch.context() as patched:
-        patched.setattr("amips.bench.results.write_json", lambda *_: 1 / 0)
+        patched.setattr("amips.files.write_json", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            Store(out, ABOUT)
+            ResultsStore(out, ABOUT)
     (out / ".results.json.123.tmp").write_text("{")  # what kill -9 leaves
-    Store(out, ABOUT)
+    ResultsStore(out, ABOUT)
     shutil.rmtree(out / "runs")
     shutil.rmtree(out / "work")
-    assert Store(out, ABOUT).runs([SYSTEM]) == []
+    assert ResultsStore(out, ABOUT).runs([SYSTEM]) == []
 
 
 def test_damaged_results_are_refused(store):
     (store.path / "results.json").write_text("{")
     for about in (None, ABOUT):
         with pytest.raises(ResultsError, match=r"results\.json is damaged"):
-            Store(store.path, about)
+            ResultsStore(store.path, about)
 
 
 def test_runs_of_a_router_follow_its_weights(store, tmp_path):
     """Moved, it keeps its runs; trained anew in the same place, it has none; removed, it hurts no other."""
     model = random_net(architecture("key", d=6, c=1))
     model.save(tmp_path / "old" / "run")
-    system = System(cells=4, router=str(tmp_path / "old" / "run"), label="first")
+    system = System(Design.plain(4), run=str(tmp_path / "old" / "run"), label="first")
     store.put(a_run(system), seed=0)
     store.put(a_run(), seed=0)
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     random_net(architecture("key", d=6, c=1), seed=1).save(tmp_path / "old" / "run")
     assert not store.has(system, 3)
     assert store.runs([system]) == []
-    moved = System(cells=4, router=str(tmp_path / "new" / "run"), label="second")
+    moved = System(Design.plain(4), run=str(tmp_path / "new" / "run"), label="second")
     assert store.has(moved, 3)
     assert [run.system for run in store.runs([moved])] == [moved]
     shutil.rmtree(tmp_path / "old")

@@ -9,19 +9,22 @@ import pytest
 import torch
 
 import amips
-from amips.bench import running
-from amips.bench.searchers import budgets
-from amips.bench.runner import Bench, Settings
-from amips.bench.results import Store
-from amips.bench.systems import System
-from amips.cells import Cells, kmeans
 from amips.backends.backend import rungs
 from amips.backends.hnsw import BUDGETS
+from amips.bench import runner
+from amips.bench.lineup import cells_of
+from amips.bench.results import ResultsStore
+from amips.bench.runner import Runner, Settings
+from amips.bench.searchers import budgets, spent
+from amips.bench.systems import System
+from amips.builder import builder
+from amips.cells import Cells, kmeans
+from amips.design import Design
 from amips.errors import AmipsError, ResultsError, RunError, TrainingInterrupted
 from amips.learn import train
 from amips.nets import Linear, Net, SupportNet, load_model
-from amips.search.points import shares
-from helpers import make_world
+from amips.search import mass_bounds
+from helpers import make_world, with_linear
 from reference import architecture, base, best_in_cells, random_net
 
 torch.set_num_threads(1)
@@ -29,12 +32,13 @@ torch.set_num_threads(1)
 D, N, K = 16, 600, 10
 CELLS = 24
 SETTINGS = Settings(batch=32, singles=4, rounds=2, minutes=0.005)
+PLAIN = Design.plain(CELLS)
 
 
 @pytest.fixture(scope="module")
 def opened(task, tmp_path_factory):
     """A bench of the small task."""
-    return Bench(task, Store(tmp_path_factory.mktemp("bench") / "results", {}), SETTINGS)
+    return Runner(task, ResultsStore(tmp_path_factory.mktemp("bench") / "results", {}), SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +54,11 @@ def mapper(task, tmp_path_factory):
 def systems(mapper):
     """Every way to search with cells."""
     return {
-        "centroid": System(cells=CELLS),
-        "linear": System(cells=CELLS, router="linear"),
-        "mapper": System(cells=CELLS, router=mapper),
-        "drop-in": System(cells=CELLS, router=mapper, route="drop-in"),
-        "rescored": System(cells=CELLS, router=mapper, route="drop-in-rescored"),
+        "centroid": System(PLAIN),
+        "linear": System(with_linear(CELLS), label="linear"),
+        "mapper": System(PLAIN, run=mapper),
+        "drop-in": System(PLAIN, run=mapper, mode="drop-in"),
+        "rescored": System(PLAIN, run=mapper, mode="drop-in-rescored"),
     }
 
 
@@ -64,14 +68,14 @@ WAYS = ("centroid", "linear", "mapper", "drop-in", "rescored")
 def coarse(name, opened, systems):
     """The score of every cell in float64, and the vector that keys are scored with first."""
     x = opened.x.astype(np.float64)
-    centroids = opened.cells(CELLS).centroids
+    centroids = opened.builder.cells(PLAIN).centroids
     if name == "centroid":
         return x @ centroids.T, x
     if name == "linear":
-        weights = opened.linear(opened.cells(CELLS), systems["linear"].linear_name).weights
+        weights = opened.builder.model(systems["linear"].design).weights
         (w,) = (np.asarray(value, np.float64) for value in weights.values())
         return x @ w.reshape(CELLS, D).T, x
-    model = load_model(systems["mapper"].router)
+    model = load_model(systems["mapper"].run)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     mapped = base(model.architecture, model.weights, x / norms)
     return mapped @ centroids.T, x if name == "mapper" else mapped
@@ -83,7 +87,7 @@ def test_answers_are_those_of_a_naive_search(opened, systems, name, probes):
     system = systems[name]
     scores, first = coarse(name, opened, systems)
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, :probes]
-    cells = opened.cells(CELLS)
+    cells = opened.builder.cells(PLAIN)
     keys = np.asarray(opened.task.keys)
     deep = 4 * K if name == "rescored" else K
     best, ids = best_in_cells(keys, first, cells.assignment, chosen, deep)
@@ -140,7 +144,7 @@ def test_flops_are_network_coarse_and_scan(opened, systems):
 
 
 def test_flat_is_exact(opened):
-    system = System(engine="flat")
+    system = System(backend="exact")
     run = opened._run(system, opened.open(system), 1)
     np.testing.assert_array_equal(run.ids, opened.true[:, :K])
     np.testing.assert_allclose(run.scores[100:], opened.task.test.top_scores[:, :K], atol=1e-5)
@@ -152,7 +156,7 @@ def test_flat_is_exact(opened):
 
 
 def test_hnsw_costs_what_it_computed(opened):
-    system = System(engine="hnsw", links=8)
+    system = System(backend="hnsw", settings=(("links", 8),))
     graph = opened.open(system)
     runs = [opened._run(system, graph, budget) for budget in (10, 64, 256)]
     for run in runs:
@@ -164,7 +168,7 @@ def test_hnsw_costs_what_it_computed(opened):
     means = [run.scanned.mean() for run in runs]
     assert means == sorted(set(means))
     assert (np.diff([(run.rank == 1).mean() for run in runs]) >= 0).all()
-    opened.close()
+    opened.opener.close()
     kept = opened._run(system, opened.open(system), 64)  # from disk now
     np.testing.assert_array_equal(kept.ids, runs[1].ids)
     np.testing.assert_array_equal(kept.scanned, runs[1].scanned)
@@ -183,18 +187,18 @@ def test_both_ways_of_the_baseline_give_the_same(opened, systems):
 
 
 def test_the_cells_of_the_task_are_used_as_they_are(opened, task):
-    np.testing.assert_array_equal(opened.cells(8).assignment, task.cells.assignment)
+    assert opened.builder.cells(cells_of(task)) is task.cells
     made = kmeans(task.keys, CELLS, seed=0)
-    np.testing.assert_array_equal(opened.cells(CELLS).assignment, made.assignment)
-    np.testing.assert_array_equal(opened.cells(CELLS).centroids, made.centroids)
+    np.testing.assert_array_equal(opened.builder.cells(PLAIN).assignment, made.assignment)
+    np.testing.assert_array_equal(opened.builder.cells(PLAIN).centroids, made.centroids)
 
 
 def test_each_number_of_cells_has_its_own_index(opened):
     """Asked for in turns; one is held at a time."""
     for count, storage in ((CELLS, "flat"), (12, "flat"), (CELLS, "flat"), (CELLS, "sq8"), (CELLS, "flat")):
-        searcher = opened.open(System(cells=count, storage=storage)).searcher
-        assert (searcher.c, searcher.engine.storage) == (count, storage)
-        np.testing.assert_array_equal(searcher.cells, opened.cells(count).assignment)
+        searcher = opened.open(System(Design.plain(count, storage))).searcher
+        assert (searcher.c, searcher.store.storage) == (count, storage)
+        np.testing.assert_array_equal(searcher.cells, opened.builder.cells(Design.plain(count)).assignment)
 
 
 # budgets
@@ -210,7 +214,7 @@ def test_rungs_rise_from_one_to_all(most):
 
 
 def test_budgets_of_cells():
-    assert budgets(System(cells=20)) == [1, 2, 3, 4, 6, 8, 12, 17, 20]
+    assert budgets(System(Design.plain(20))) == [1, 2, 3, 4, 6, 8, 12, 17, 20]
 
 
 def recall_on_val(bench, run):
@@ -221,8 +225,8 @@ def recall_on_val(bench, run):
 
 def test_the_ladder_of_the_baseline_ends_when_enough_is_found(task, tmp_path, monkeypatch):
     """However many keys that takes."""
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
-    system = System(cells=CELLS)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
+    system = System(PLAIN)
     answered = bench.answer(system)
     runs = bench.store.runs([system])
     assert [run.budget for run in runs] == answered == rungs(CELLS)[: len(answered)]
@@ -230,18 +234,18 @@ def test_the_ladder_of_the_baseline_ends_when_enough_is_found(task, tmp_path, mo
     assert enough == [False] * (len(runs) - 1) + [True]
     assert 1 < len(answered) < len(rungs(CELLS))
     with monkeypatch.context() as patched:
-        patched.setattr(running, "ENOUGH", 0.1)
+        patched.setattr(runner, "ENOUGH", 0.1)
         assert bench.answer(system) == answered[:1]
     with monkeypatch.context() as patched:
-        patched.setattr(running, "MOST_SCANNED", 0.01)
+        patched.setattr(runner, "MOST_SCANNED", 0.01)
         assert bench.answer(system) == answered
-    monkeypatch.setattr(running, "ENOUGH", 2)
+    monkeypatch.setattr(runner, "ENOUGH", 2)
     assert bench.answer(system) == rungs(CELLS)
 
 
 @pytest.mark.parametrize("name", ["linear", "mapper", "drop-in"])
 def test_the_ladder_of_a_contender_ends_at_a_fifth_of_the_keys(task, systems, tmp_path, monkeypatch, name):
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
     system = systems[name]
     answered = bench.answer(system)
     runs = bench.store.runs([system])
@@ -254,32 +258,32 @@ def test_the_ladder_of_a_contender_ends_at_a_fifth_of_the_keys(task, systems, tm
         assert recall_on_val(bench, runs[-1]) < 0.985
     for limit, least in (("ENOUGH", 0.0), ("MOST_SCANNED", 0.001)):  # either ends it
         with monkeypatch.context() as patched:
-            patched.setattr(running, limit, least)
+            patched.setattr(runner, limit, least)
             assert bench.answer(system) == answered[:1]
-    assert Bench(task, bench.store, replace(SETTINGS, most_keys=1)).answer(system) == answered[:1]
-    monkeypatch.setattr(running, "MOST_SCANNED", 2)
-    monkeypatch.setattr(running, "ENOUGH", 2)
+    assert Runner(task, bench.store, replace(SETTINGS, most_keys=1)).answer(system) == answered[:1]
+    monkeypatch.setattr(runner, "MOST_SCANNED", 2)
+    monkeypatch.setattr(runner, "ENOUGH", 2)
     assert bench.answer(system) == rungs(CELLS)
 
 
 def test_the_ladder_of_a_reference_has_no_cap(task, tmp_path, monkeypatch):
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
-    monkeypatch.setattr(running, "MOST_SCANNED", 0.001)
-    monkeypatch.setattr(running, "ENOUGH", 2)
-    assert bench.answer(System(engine="hnsw", links=8)) == list(BUDGETS)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
+    monkeypatch.setattr(runner, "MOST_SCANNED", 0.001)
+    monkeypatch.setattr(runner, "ENOUGH", 2)
+    assert bench.answer(System(backend="hnsw", settings=(("links", 8),))) == list(BUDGETS)
 
 
 def test_a_ladder_that_is_given_is_climbed_to_its_end(task, tmp_path):
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
-    assert bench.answer(System(cells=8), [2, 8]) == [2, 8]
-    assert [run.budget for run in bench.store.runs([System(cells=8)])] == [2, 8]
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
+    assert bench.answer(System(Design.plain(8)), [2, 8]) == [2, 8]
+    assert [run.budget for run in bench.store.runs([System(Design.plain(8))])] == [2, 8]
 
 
 def test_what_is_stored_is_not_run_again(task, tmp_path, monkeypatch):
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
-    system = System(cells=8)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
+    system = System(Design.plain(8))
     bench.take_times({system: bench.answer(system, [1, 4])})
-    monkeypatch.setattr(Bench, "open", lambda *_: pytest.fail("opened again"))
+    monkeypatch.setattr(Runner, "open", lambda *_: pytest.fail("opened again"))
     bench.take_times({system: bench.answer(system, [1, 4])})
     bench.run([system], "bench", [1, 4])
 
@@ -288,7 +292,7 @@ def test_what_is_stored_is_not_run_again(task, tmp_path, monkeypatch):
 
 
 def test_times_are_taken_of_every_way_and_mode_beside_the_yardstick(opened, systems, monkeypatch):
-    monkeypatch.setattr(running, "threads", lambda: 2)
+    monkeypatch.setattr(runner, "threads", lambda: 2)
     system = systems["centroid"]
     opened.take_times({system: opened.answer(system, [2])})
     times = opened.store.get(system, 2).times
@@ -302,11 +306,11 @@ def test_times_are_taken_of_every_way_and_mode_beside_the_yardstick(opened, syst
 
 def test_timed_queries_are_drawn_from_the_test_queries(task, tmp_path):
     """They come in the order of the log: the first would be those of one hour."""
-    store = Store(tmp_path / "results", {})
+    store = ResultsStore(tmp_path / "results", {})
     test = np.asarray(task.test.queries)
 
     def rows(settings):
-        timed = Bench(task, store, settings).timed
+        timed = Runner(task, store, settings).timed
         assert timed.flags.c_contiguous
         found = [np.flatnonzero((test == one).all(axis=1)) for one in timed]
         assert all(len(where) == 1 for where in found)
@@ -338,9 +342,9 @@ class Recording:
 
 def test_systems_on_the_same_cells_are_timed_in_turns(task, tmp_path, monkeypatch):
     """Round by round every system and budget, each right after the yardstick; those with times are left."""
-    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=3, singles=2))
-    monkeypatch.setattr(running, "threads", lambda: 1)
-    one, two, old = System(cells=8), System(cells=8, router="linear"), System(cells=8, storage="sq8")
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), replace(SETTINGS, rounds=3, singles=2))
+    monkeypatch.setattr(runner, "threads", lambda: 1)
+    one, two, old = System(Design.plain(8)), System(with_linear(8)), System(Design.plain(8, "sq8"))
     calls, opens = [], []
     fakes = {
         one: Recording("one", calls, ("amips", "faiss")),
@@ -352,14 +356,14 @@ def test_systems_on_the_same_cells_are_timed_in_turns(task, tmp_path, monkeypatc
         opens.append(system)
         return fakes[system]
 
-    monkeypatch.setattr(Bench, "open", open_fake)
+    monkeypatch.setattr(Runner, "open", open_fake)
     vars(bench)["yardstick"] = Recording.way("yardstick", calls)
     bench.store.put_times(old, 1, {})
     bench.store.put_times(two, 2, {})
     bench.take_times({one: [1, 4], old: [1], two: [1, 2, 3]})
     assert opens == [one, two]  # once each, and only who lacks times
 
-    probes = running.YARDSTICK_PROBES
+    probes = runner.YARDSTICK_PROBES
     warm = 2 * len(("yardstick", "one/amips", "one/faiss", "two"))
     assert {name for name, _, _ in calls[:warm]} == {"yardstick", "one/amips", "one/faiss", "two/amips"}
     assert sorted(size for _, size, _ in calls[:warm]) == [1] * 4 + [32] * 4
@@ -378,20 +382,20 @@ def test_systems_on_the_same_cells_are_timed_in_turns(task, tmp_path, monkeypatc
 
 def test_each_time_is_stored_beside_the_yardsticks_own(task, tmp_path, monkeypatch):
     """A clock that counts: every call takes as long as its number."""
-    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=2, singles=3))
-    monkeypatch.setattr(running, "threads", lambda: 1)
-    system = System(cells=8)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), replace(SETTINGS, rounds=2, singles=3))
+    monkeypatch.setattr(runner, "threads", lambda: 1)
+    system = System(Design.plain(8))
     bench.answer(system, [1])
     calls = []
     now = [0.0]
     vars(bench)["yardstick"] = Recording.way("yardstick", calls)
-    monkeypatch.setattr(Bench, "open", lambda *_: Recording("own", calls))
+    monkeypatch.setattr(Runner, "open", lambda *_: Recording("own", calls))
 
     def clock():
         now[0] += len(calls)  # a call adds its number to the time between two looks
         return now[0]
 
-    monkeypatch.setattr(running.time, "perf_counter", clock)
+    monkeypatch.setattr(runner.time, "perf_counter", clock)
     bench.take_times({system: [1]})
     times = bench.store.get(system, 1).times
     # The first four calls are warm ones.
@@ -403,18 +407,18 @@ def test_each_time_is_stored_beside_the_yardsticks_own(task, tmp_path, monkeypat
 
 def test_run_answers_and_times_group_by_group(task, tmp_path, monkeypatch):
     """A group shares its index: cells and storage; all of it is answered before it is timed."""
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
     done = []
 
     def answer(self, system, ladder=None):
         done.append(("answer", system))
         return [7] if ladder is None else list(ladder)
 
-    monkeypatch.setattr(Bench, "answer", answer)
-    monkeypatch.setattr(Bench, "take_times", lambda _, answered: done.append(("times", answered)))
-    eight, nine = System(cells=8), System(cells=9)
-    linear, small = System(cells=8, router="linear"), System(cells=8, storage="sq8")
-    flat, graph = System(engine="flat"), System(engine="hnsw")
+    monkeypatch.setattr(Runner, "answer", answer)
+    monkeypatch.setattr(Runner, "take_times", lambda _, answered: done.append(("times", answered)))
+    eight, nine = System(Design.plain(8)), System(Design.plain(9))
+    linear, small = System(with_linear(8), label="linear"), System(Design.plain(8, "sq8"))
+    flat, graph = System(backend="exact"), System(backend="hnsw")
     bench.run([graph, nine, eight, flat, small, linear], "bench")
     assert done == [
         ("answer", eight),
@@ -437,22 +441,22 @@ def test_run_answers_and_times_group_by_group(task, tmp_path, monkeypatch):
     assert done[-1] == ("times", {eight: [2, 3]})
     done.clear()
     with pytest.raises(AmipsError, match="there are only 600 keys"):
-        bench.run([eight, System(cells=601)], "bench")
+        bench.run([eight, System(Design.plain(601))], "bench")
     assert done == []  # refused before anything is run
 
 
 def test_systems_on_the_same_cells_share_one_index(task, systems, tmp_path, monkeypatch):
-    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=1))
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), replace(SETTINGS, rounds=1))
     bench.yardstick  # noqa: B018  (it has an index of its own)
     built = []
-    real = running.FaissCellStore.build
+    real = builder.FaissCellStore.build
 
     def build(keys, assignment, centroids, storage, *others):
         built.append((len(centroids), storage))
         return real(keys, assignment, centroids, storage, *others)
 
-    monkeypatch.setattr(running.FaissCellStore, "build", staticmethod(build))
-    other = System(cells=12)
+    monkeypatch.setattr(builder.FaissCellStore, "build", staticmethod(build))
+    other = System(Design.plain(12))
     chosen = [systems["drop-in"], other, systems["centroid"], systems["mapper"]]
     bench.run(chosen, "bench", [1, 2])
     assert built == [(12, "flat"), (CELLS, "flat")]
@@ -462,9 +466,9 @@ def test_systems_on_the_same_cells_share_one_index(task, systems, tmp_path, monk
 
 def test_what_fit_makes_on_the_same_cells_shares_them_too(task, tmp_path, monkeypatch):
     """Query-aware cells are made once, and one router is trained for both storages."""
-    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, rounds=1))
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), replace(SETTINGS, rounds=1))
     made = []
-    real = running.query_aware
+    real = builder.query_aware
 
     def query_aware(keys, queries, top, count, *, strength, **options):
         made.append((count, strength))
@@ -472,36 +476,45 @@ def test_what_fit_makes_on_the_same_cells_shares_them_too(task, tmp_path, monkey
         np.testing.assert_array_equal(queries.load(), task.train.queries)
         return real(keys, queries, top, count, strength=strength, **options)
 
-    monkeypatch.setattr(running, "query_aware", query_aware)
-    own = {"cells": 12, "router": "linear", "aware": 1.5, "rank": 8, "stop": "share"}
-    systems = [System(**own), System(**own, storage="lean", lean=8), System(cells=12)]
+    monkeypatch.setattr(builder, "query_aware", query_aware)
+    own = Design(12, 1.5, Linear(rank=8), spill_fraction=0.0, storage="flat")
+    systems = [System(own), System(replace(own, storage="lean", dimensions=8)), System(Design.plain(12))]
     bench.run(systems, "bench")
     assert sorted(made) == [(12, 0), (12, 1.5), (24, 0)]  # and the plain ones, of the baseline and yardstick
-    assert [p.name for p in bench.work.glob("linear-*")] == [systems[0].linear_name]
+    assert list(bench.work.glob("run-*")) == [bench.builder.run_directory(own)]
     for system in systems[:2]:
         runs = bench.store.runs([system])
         opened = bench.open(system).searcher
         assert opened.temperature > 0
-        assert opened.engine.storage == system.storage
+        assert opened.store.storage == system.design.storage
         assert opened.model.architecture.rank == 8
-        np.testing.assert_array_equal(opened.cells, bench.cells(12, 1.5).assignment)
-        assert (bench.cells(12, 1.5).assignment != bench.cells(12).assignment).any()
-        # The task's own cells are plain, though there are as many.
-        assert (bench.cells(task.c, 1.5).assignment != task.cells.assignment).any()
+        np.testing.assert_array_equal(opened.cells, bench.builder.cells(own).assignment)
+        assert (opened.cells != bench.builder.cells(Design.plain(12)).assignment).any()
         for run in runs:
-            share = shares()[run.budget]
-            scores, ids = opened.search(bench.x, K, share=share)
+            bound = mass_bounds()[run.budget]
+            scores, ids = opened.search(bench.x, K, min_mass=bound)
             np.testing.assert_array_equal(run.ids, ids)
-            cost = opened.cost(bench.x, k=K, share=share)
+            cost = opened.cost(bench.x, K, min_mass=bound)
             np.testing.assert_array_equal(run.scanned, cost.scanned)
             assert np.isfinite(scores[ids >= 0]).all()
-        found = [(run.rank > 0).mean() for run in runs]
-        assert found == sorted(found)
-        assert len(found) > 3
+        ranked = [(run.rank > 0).mean() for run in runs]
+        assert ranked == sorted(ranked)
+        assert len(ranked) > 3
 
 
-def test_budgets_of_shares():
-    assert budgets(System(cells=20, stop="share")) == list(range(len(shares())))
+def test_budgets_of_masses():
+    system = System(Design(20))
+    assert budgets(system) == list(range(len(mass_bounds())))
+    assert spent(system, 0) == "cells with a mass of at least 0.4"
+    assert spent(System(Design.plain(20)), 1200) == "1,200 probes"
+
+
+def test_numbers_that_are_left_to_the_builder_are_known_before_anything_is_run(opened):
+    system = opened.resolved(System(Design(12), label="ours"))
+    assert system == System(opened.builder.resolved(Design(12)), label="ours")
+    assert system.design.router.rank == Linear().rank_for(D)
+    assert system.design.dimensions is not None
+    assert opened.resolved(System(backend="exact")) == System(backend="exact")
 
 
 # what is kept to save time
@@ -519,29 +532,26 @@ def nonsense(path):
     path.write_bytes(b"first line\nsecond line\n" * 9)
 
 
-@pytest.mark.parametrize("harm", [cut, empty, nonsense, lambda path: path.unlink()])
-@pytest.mark.parametrize("file", ["assignment.npy", "centroids.npy"])
-def test_damaged_cells_are_named_in_one_line(task, tmp_path, file, harm):
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
-    made = bench.cells(12)
-    harm(bench.work / "cells-12" / file)
-    if not (bench.work / "cells-12" / "assignment.npy").exists():  # written last: without it, made anew
-        np.testing.assert_array_equal(bench.cells(12).assignment, made.assignment)
-        return
-    with pytest.raises(ResultsError, match=r"work/cells-12 is damaged \(.+\); delete it$") as caught:
-        bench.answer(System(cells=12))
+@pytest.mark.parametrize("harm", [cut, empty, nonsense])
+def test_damaged_cells_are_named_in_one_line(task, tmp_path, harm):
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
+    bench.builder.cells(Design.plain(12))
+    (file,) = bench.work.glob("cells-*")
+    harm(file)
+    with pytest.raises(AmipsError, match=rf"work/{file.name} is damaged \(.+\); delete it$") as caught:
+        bench.answer(System(Design.plain(12)))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("harm", [cut, empty, nonsense])
 def test_a_damaged_graph_is_named_in_one_line(task, tmp_path, harm):
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
-    system = System(engine="hnsw", links=8)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
+    system = System(backend="hnsw", settings=(("links", 8),))
     bench.open(system)
-    bench.close()
-    assert [path.name for path in bench.work.iterdir()] == ["hnsw-8"]
-    harm(bench.work / "hnsw-8" / "index.faiss")
-    with pytest.raises(ResultsError, match=r"work/hnsw-8/index\.faiss .+; delete .+work/hnsw-8$") as caught:
+    bench.opener.close()
+    assert [path.name for path in bench.work.iterdir()] == ["hnsw-links-8"]
+    harm(bench.work / "hnsw-links-8" / "index.faiss")
+    with pytest.raises(ResultsError, match=r"hnsw-links-8/index\.faiss .+; delete .+hnsw-links-8$") as caught:
         bench.answer(system)
     assert "\n" not in str(caught.value)
 
@@ -550,7 +560,7 @@ def test_a_damaged_graph_is_named_in_one_line(task, tmp_path, harm):
 
 
 def test_other_cells_of_a_task(task, tmp_path):
-    before = (task.c, dict(task.manifest), task.train.cell_ids.shape, task.has_cell_targets)
+    before = (task.c, dict(task.options), task.train.cell_ids.shape, task.has_cell_targets)
     cells = kmeans(task.keys, 12, seed=3)
     other = task.with_cells(cells)
     assert (other.c, other.n, other.d, other.fingerprint) == (12, N, D, task.fingerprint)
@@ -567,36 +577,36 @@ def test_other_cells_of_a_task(task, tmp_path):
     with pytest.raises(RunError, match="no targets for each cell") as caught:
         train(other, SupportNet(size="XS", depth=2), samples=512, out=tmp_path / "support")
     assert "\n" not in str(caught.value)
-    assert (task.c, dict(task.manifest), task.train.cell_ids.shape, task.has_cell_targets) == before
+    assert (task.c, dict(task.options), task.train.cell_ids.shape, task.has_cell_targets) == before
     assert task.cells.count == 8
-    assert task.manifest["options"] != other.manifest["options"]
+    assert task.options != other.options
     again = task.with_cells(Cells(np.roll(cells.assignment, 1), cells.centroids))
-    assert again.manifest["options"] != other.manifest["options"]  # a run of these cells is not one of those
+    assert again.options != other.options  # a run of these cells is not one of those
 
 
-def test_the_linear_router_is_trained_once(opened):
-    cells = opened.cells(CELLS)
-    first = opened.linear(cells, f"linear-{CELLS}")
-    weights = opened.work / f"linear-{CELLS}" / "model.safetensors"
+def test_the_linear_router_is_trained_once(opened, systems):
+    design = systems["linear"].design
+    first = opened.builder.model(design)
+    weights = opened.builder.run_directory(design) / "model.safetensors"
     written = weights.stat().st_mtime_ns
-    second = opened.linear(cells, f"linear-{CELLS}")
+    second = opened.builder.model(design)
     assert weights.stat().st_mtime_ns == written
     for name, value in first.weights.items():
         np.testing.assert_array_equal(value, second.weights[name])
 
 
 def test_an_interrupted_training_says_how_to_continue(task, tmp_path, monkeypatch):
-    bench = Bench(task, Store(tmp_path / "results", {}), replace(SETTINGS, minutes=1.0))
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), replace(SETTINGS, minutes=1.0))
 
     def stop(*_, **__):
         raise TrainingInterrupted("stopped at step 3; resume it")
 
     monkeypatch.setattr("amips.learn.train", stop)
     with pytest.raises(TrainingInterrupted, match=r"^stopped; the same command continues where it was$"):
-        bench.answer(System(cells=8, router="linear"))
+        bench.answer(System(with_linear(8), label="linear"))
 
 
-def test_without_torch_the_linear_router_says_what_to_install(opened, monkeypatch):
+def test_without_torch_the_linear_router_says_what_to_install(opened, systems, monkeypatch):
     real = builtins.__import__
 
     def absent(name, *rest):
@@ -606,11 +616,11 @@ def test_without_torch_the_linear_router_says_what_to_install(opened, monkeypatc
 
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(AmipsError, match=r"needs torch; pip install 'amips\[train\]'"):
-        opened.linear(opened.cells(CELLS), "linear")
+        opened.open(systems["linear"])
 
 
 def test_quantised_cells_are_scored_with_the_query(opened):
-    system = System(cells=CELLS, storage="sq8")
+    system = System(Design.plain(CELLS, "sq8"))
     run = opened._run(system, opened.open(system), CELLS)
     true = np.einsum("md,mkd->mk", opened.x, np.asarray(opened.task.keys)[run.ids])
     np.testing.assert_allclose(run.scores, true, atol=1e-5)
@@ -620,8 +630,8 @@ def test_quantised_cells_are_scored_with_the_query(opened):
 
 def test_fewer_keys_than_are_asked_for(tmp_path):
     task = amips.label(*make_world(12, 60, 8, seed=1), val=10, test=10, k=10, out=tmp_path / "task")
-    bench = Bench(task, Store(tmp_path / "results", {}), SETTINGS)
-    system = System(cells=3)
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), SETTINGS)
+    system = System(Design.plain(3))
     assert bench.answer(system, [1, 3]) == [1, 3]
     one, every = bench.store.runs([system])
     assert (one.ids == -1).any()

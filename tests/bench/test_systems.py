@@ -1,6 +1,7 @@
 """What is compared: how systems are named, read from files, and refused."""
 
 import itertools
+import json
 import math
 import shutil
 from types import SimpleNamespace
@@ -9,13 +10,26 @@ import numpy as np
 import pytest
 
 from amips.bench import System, bench, read_systems
-from amips.bench.runner import Bench, Settings
-from amips.bench.results import Store
-from amips.bench.systems import default_systems, load_models, model_systems, own_systems, sweep
+from amips.bench.lineup import (
+    backend_systems,
+    cells_of,
+    default_systems,
+    load_models,
+    model_systems,
+    own_on_backends,
+    own_systems,
+    sweep,
+)
+from amips.bench.results import ResultsStore
+from amips.bench.runner import Runner, Settings
 from amips.cells import fingerprint_of
+from amips.design import Design
 from amips.errors import AmipsError, RunError
-from amips.nets import Net
+from amips.nets import Linear, Net, Recipe
 from reference import architecture, random_net
+
+PLAIN = Design.plain(8)
+LINEAR = Design(8, 0.0, Linear(rank=4), Recipe(), "probes", 0.0, "flat")
 
 
 def one_line(caught):
@@ -51,7 +65,7 @@ def test_a_good_file(tmp_path):
         [[system]]
         cells = 32
         router = "runs/mine"
-        route = "drop-in-rescored"
+        mode = "drop-in-rescored"
         label = "mine"
 
         [[system]]
@@ -60,24 +74,56 @@ def test_a_good_file(tmp_path):
         storage = "sq8"
 
         [[system]]
-        engine = "hnsw"
+        cells = [12]
+        query_aware = 1.5
+        router = "linear"
+        rank = 0
+        stop = "mass"
+        spill_fraction = 0.5
+        storage = "lean"
+        dimensions = 8
+        label = "amips"
+
+        [[system]]
+        cells = 12
+        query_aware = 2
+        router = "linear"
+        trained = false
+
+        [[system]]
+        backend = "hnsw"
         links = 16
 
         [[system]]
-        engine = "flat"
+        cells = 9
+        backend = "leanvec"
+        router = "linear"
+        refine = 4
+
+        [[system]]
+        backend = "scann"
+        router = "runs/mine"
+        mode = "drop-in-rescored"
+
+        [[system]]
+        backend = "exact"
         """,
     )
+    mine = str(tmp_path / "runs" / "mine")
+    untrained = Design(12, 2.0, Linear(), None, "probes", 0.0, "flat")
     assert (
         read_systems(path)
         == read_systems(str(path))
         == [
-            System(cells=8),
-            System(cells=32),
-            System(cells=128),
-            System(cells=32, router=str(tmp_path / "runs" / "mine"), route="drop-in-rescored", label="mine"),
-            System(cells=16, router="/elsewhere/theirs", storage="sq8"),
-            System(engine="hnsw", links=16),
-            System(engine="flat"),
+            *(System(Design.plain(cells)) for cells in (8, 32, 128)),
+            System(Design.plain(32), run=mine, mode="drop-in-rescored", label="mine"),
+            System(Design.plain(16, "sq8"), run="/elsewhere/theirs"),
+            System(Design(12, 1.5, Linear(rank=0), Recipe(), "mass", 0.5, "lean", 8), label="amips"),
+            System(untrained),
+            System(backend="hnsw", settings=(("links", 16),)),
+            System(Design(9, 0.0, stop="probes"), backend="leanvec", settings=(("refine", 4),)),
+            System(backend="scann", run=mine, mode="drop-in-rescored"),
+            System(backend="exact"),
         ]
     )
 
@@ -85,22 +131,39 @@ def test_a_good_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("[[system]]\ncells = 8\nprobes = 3", "'probes' is not a setting of a system; it has engine, cells"),
-        ('[[system]]\ncells = "8"', "cells='8': expected int"),
-        ("[[system]]\ncells = true", "cells=True: expected int"),
-        ("[[system]]\ncells = [8, true]", "cells=True: expected int"),
-        ("[[system]]\ncells = 8.0", "cells=8.0: expected int"),
-        ("[[system]]\ncells = []", r"cells=\[\]: expected at least one"),
-        ("[[system]]\ncells = 8\nrouter = 1", "router=1: expected str"),
-        ("[[system]]\ncells = 0", "cells=0: engine 'ivf' needs at least 1"),
-        ("[[system]]\nrouter = 'linear'", "cells=0: engine 'ivf' needs at least 1"),
-        ("[[system]]\nengine = 'annoy'", "engine='annoy' is not one of ivf, flat, hnsw"),
-        ("[[system]]\ncells = 4\nstorage = 'zip'", "storage='zip' is not one of flat, sq8, pq"),
-        (
-            "[[system]]\ncells = 4\nroute = 'drop-in'",
-            "route='drop-in' needs a run whose model predicts one key",
-        ),
-        ("[[system]]\nengine = 'hnsw'\nlinks = 1", "links=1: expected at least 2"),
+        ("cells = 8\nprobes = 3", "'probes' is not a setting of a system; it has cells, query_aware"),
+        ('cells = "8"', "cells='8': expected int"),
+        ("cells = true", "cells=True: expected int"),
+        ("cells = [8, true]", "cells=True: expected int"),
+        ("cells = 8.0", "cells=8.0: expected int"),
+        ("cells = []", r"cells=\[\]: expected at least one"),
+        ("cells = 8\nrouter = 1", "router=1: expected str"),
+        ("cells = 8\nrouter = 'linear'\ntrained = 1", "trained=1: expected bool"),
+        ("cells = 8\nspill_fraction = true", "spill_fraction=True: expected int or float"),
+        ("cells = 0", "cells=0: expected a whole number, at least 1"),
+        ("router = 'linear'", "a system without a backend needs cells"),
+        ("backend = 'hnsw'\nrouter = 'linear'", "needs cells"),
+        ("backend = 'hnsw'\nstorage = 'pq'", "storage needs cells"),
+        ("cells = 8\nrank = 4", "rank is for router 'linear'"),
+        ("cells = 8\nrouter = 'runs/a'\ntrained = true", "trained is for router 'linear'"),
+        ("backend = 'annoy'", "there is no backend 'annoy'; there are fastscan, hnsw"),
+        ("cells = 4\nstorage = 'zip'", "storage='zip': expected one of flat, sq8, pq, lean"),
+        ("cells = 4\nstop = 'never'", "stop='never': expected one of mass, probes"),
+        ("cells = 4\nmode = 'drop-in'", "mode='drop-in' needs a run whose model predicts one key"),
+        ("cells = 4\nmode = 'sideways'", "mode='sideways': expected one of cells, drop-in"),
+        ("backend = 'hnsw'\ncells = 4", "the cells of HNSW cannot be addressed: leave the design out"),
+        ("backend = 'exact'\nlinks = 4", "backend 'exact' scores every key"),
+    ],
+)
+def test_bad_entries_are_refused_in_one_line(tmp_path, text, match):
+    with pytest.raises(AmipsError, match=match) as caught:
+        read_systems(toml(tmp_path, f"[[system]]\n{text}"))
+    one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
         ("[[system]\ncells = 8", "is not TOML: "),
         ("\x00", "is not TOML: "),
         ("", "names no systems"),
@@ -123,47 +186,138 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
         read_systems(tmp_path / "binary.toml")
 
 
-# names
+# what a system is
 
 
-def test_roles_families_and_names():
-    mapper = {"router": "/a/b/keynet-s", "cells": 1000}
-    named = {
-        System(cells=1000): ("baseline", "centroid", "centroid, 1,000 cells"),
-        System(cells=7, router="linear"): ("contender", "linear", "linear, 7 cells"),
-        System(**mapper): ("contender", "keynet-s", "keynet-s, 1,000 cells"),
-        System(**mapper, route="drop-in"): (
-            "contender",
-            "keynet-s, drop-in",
-            "keynet-s, drop-in, 1,000 cells",
+MAPPER = "/a/b/keynet-s"
+
+
+@pytest.mark.parametrize(
+    ("system", "role", "family", "routed", "host"),
+    [
+        (System(PLAIN), "baseline", "centroid", True, None),
+        (System(Design.plain(8, "sq8")), "baseline", "centroid, sq8", True, None),
+        (System(Design.plain(8, "lean", 4)), "contender", "centroid, lean", True, None),
+        (System(LINEAR), "contender", "linear router of rank 4, trained", True, None),
+        (System(PLAIN, run=MAPPER), "contender", "keynet-s", True, None),
+        (System(PLAIN, run=MAPPER, mode="drop-in"), "contender", "keynet-s, drop-in", True, None),
+        (System(Design.plain(8, "pq"), run=MAPPER, label="ours"), "contender", "ours, pq", True, None),
+        (System(backend="exact"), "reference", "exact, all keys", False, None),
+        (System(backend="hnsw"), "reference", "HNSW", False, None),
+        (System(backend="hnsw", settings=(("links", 16),)), "reference", "HNSW, links 16", False, None),
+        (System(PLAIN, backend="leanvec"), "reference", "LeanVec", False, None),
+        (
+            System(backend="hnsw", run=MAPPER, mode="drop-in-rescored"),
+            *("contender", "HNSW: keynet-s, drop-in, scored again", False, "HNSW"),
         ),
-        System(**mapper, label="ours", storage="pq"): ("contender", "ours, pq", "ours, pq, 1,000 cells"),
-        System(engine="flat"): ("reference", "exact, all keys", "exact, all keys"),
-        System(engine="hnsw", links=16): ("reference", "HNSW, 16 links", "HNSW, 16 links"),
+        (System(PLAIN, backend="leanvec", run=MAPPER), "contender", "LeanVec: keynet-s", True, "LeanVec"),
+        (
+            System(Design(8), backend="leanvec", label="amips"),
+            *("contender", "LeanVec: amips", True, "LeanVec"),
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, System) else "",
+)
+def test_roles_families_and_names(system, role, family, routed, host):
+    assert (system.role, system.family, system.routed, system.host) == (role, family, routed, host)
+    assert system.name == (f"{family}, 8 cells" if routed else family)
+
+
+def test_names_say_what_differs_from_plain_ivf():
+    named = {
+        "centroid, query-aware cells": Design(8, 1.5, None, None, "probes", 0.0, "flat"),
+        "centroid, by mass": Design(8, 0.0, None, None, "mass", 0.0, "flat"),
+        "centroid, 25% in two cells": Design(8, 0.0, None, None, "probes", 0.25, "flat"),
+        "linear router of rank 4, untrained, query-aware cells, by mass, lean": Design(
+            8, 1.5, Linear(rank=4), None, "mass", 0.0, "lean", 8
+        ),
     }
-    for system, names in named.items():
-        assert (system.role, system.family, system.name) == names
+    for name, design in named.items():
+        assert System(design).family == name
+        assert System(design).name == f"{name}, 8 cells"
+        assert System(design).role == "contender"
+    assert System(Design(8), label="ours").family == "ours, lean"
+
+
+def test_what_does_not_apply_makes_no_difference():
+    """A run stands in for the router; a backend stores keys as it does."""
+    assert System(LINEAR, run=MAPPER) == System(PLAIN, run=MAPPER)
+    lean = Design(8, storage="lean", dimensions=4, spill_fraction=0.5)
+    flat = Design(8, storage="flat", spill_fraction=0.0)
+    assert System(lean, backend="leanvec") == System(flat, backend="leanvec")
+    assert System(lean) != System(flat)
+    settings = (("links", 16), ("construction", 9))
+    assert System(backend="hnsw", settings=settings) == System(backend="hnsw", settings=settings[::-1])
+
+
+def test_json_in_and_out():
+    systems = [
+        System(Design(8, dimensions=4), label="ours"),
+        System(PLAIN, run=MAPPER, mode="drop-in"),
+        System(backend="hnsw", settings=(("links", 16),)),
+        System(Design(8), backend="leanvec"),
+        System(backend="exact"),
+    ]
+    for system in systems:
+        assert System.from_json(json.loads(json.dumps(system.to_json()))) == system
+    for nonsense in ({}, {"design": None}, {**systems[0].to_json(), "colour": 1}):
+        with pytest.raises(AmipsError, match="not a system: ") as caught:
+            System.from_json(nonsense)
+        one_line(caught)
 
 
 def test_a_slug_is_of_the_weights_not_of_the_place(tmp_path):
     run = a_run(tmp_path / "here" / "run")
-    system = System(cells=4, router=run)
+    system = System(PLAIN, run=run)
     before = system.slug
     shutil.copytree(run, tmp_path / "there" / "renamed")
-    assert System(cells=4, router=str(tmp_path / "there" / "renamed"), label="x").slug == before
+    assert System(PLAIN, run=str(tmp_path / "there" / "renamed"), label="x").slug == before
     a_run(tmp_path / "here" / "run", seed=1)
     assert system.slug != before
 
 
 def test_slugs_differ_when_anything_that_matters_does(tmp_path):
     run, other = a_run(tmp_path / "a"), a_run(tmp_path / "b", seed=1)
-    systems = [System(cells=c, router=r) for c in (4, 5) for r in ("centroid", "linear", run, other)]
-    systems += [System(cells=4, storage="sq8"), System(cells=4, router=run, route="drop-in")]
-    systems += [System(cells=4, router=run, route="drop-in-rescored"), System(engine="flat")]
-    systems += [System(engine="hnsw"), System(engine="hnsw", links=16)]
+    designs = [Design.plain(4), PLAIN, Design.plain(8, "sq8"), LINEAR, Design(8), Design(8, 3.0)]
+    designs += [
+        Design(8, dimensions=4),
+        Design(8, dimensions=5),
+        Design(8, recipe=None),
+        Design(8, stop="probes"),
+    ]
+    designs += [Design(8, router=Linear(rank=r)) for r in (0, 3)] + [Design(8, spill_fraction=0.1)]
+    systems = [System(design) for design in designs]
+    systems += [System(design, run=one) for design in (PLAIN, Design.plain(4)) for one in (run, other)]
+    systems += [System(PLAIN, run=run, mode="drop-in"), System(PLAIN, run=run, mode="drop-in-rescored")]
+    systems += [System(backend="exact"), System(backend="hnsw"), System(backend="leanvec")]
+    systems += [System(backend="hnsw", settings=(("links", 16),)), System(Design(8), backend="leanvec")]
     slugs = {system.slug for system in systems}
     assert len(slugs) == len(systems)
     assert all(set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for slug in slugs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "give a design, a backend, or both"),
+        ({"design": Design(8), "run": MAPPER, "mode": "drop-in"}, "needs a design with stop='probes'"),
+        ({"design": PLAIN, "mode": "drop-in"}, "mode='drop-in' needs a run whose model predicts one key"),
+        ({"design": PLAIN, "mode": "never"}, "mode='never': expected one of cells, drop-in"),
+        ({"design": PLAIN, "settings": (("links", 3),)}, "links is a setting of a backend"),
+        ({"design": Design(8, router="own")}, "a router of its own needs the run of one"),
+        ({"backend": "annoy"}, "there is no backend 'annoy'"),
+        ({"backend": "hnsw", "design": PLAIN}, "the cells of HNSW cannot be addressed"),
+        ({"backend": "hnsw", "run": MAPPER}, "mode='cells': a model on backend 'hnsw' can have 'drop-in-"),
+        ({"backend": "leanvec", "run": MAPPER}, "'drop-in-rescored' or, with a design, 'cells'"),
+        ({"backend": "leanvec", "design": PLAIN, "run": MAPPER, "mode": "drop-in"}, "mode='drop-in'"),
+        ({"backend": "exact", "design": PLAIN}, "backend 'exact' scores every key"),
+    ],
+    ids=str,
+)
+def test_systems_that_cannot_be(settings, match):
+    with pytest.raises(AmipsError, match=match) as caught:
+        System(**settings)
+    one_line(caught)
 
 
 # the default set
@@ -187,10 +341,16 @@ def test_the_sweep_of_few_keys(n):
     assert counts[-1] <= max(2, n // 2)
 
 
+def a_builder(n, c=1, query_aware=0.0, dimensions=16):
+    """As much of a builder as lists of systems ask for."""
+    task = SimpleNamespace(n=n, c=c, d=96, query_aware=query_aware)
+    return SimpleNamespace(task=task, lean_dimensions=lambda: dimensions)
+
+
 def test_the_default_systems(tmp_path):
-    task = SimpleNamespace(n=10_000, c=64, d=96)
+    builder = a_builder(10_000, 64)
     models = load_models([a_run(tmp_path / "mapper"), a_run(tmp_path / "cells", c=64)])
-    systems = default_systems(task, models)
+    systems = default_systems(builder, models)
     swept = [50, 64, 100, 200, 400, 1000]
     by_family = {}
     for system in systems:
@@ -203,105 +363,49 @@ def test_the_default_systems(tmp_path):
         "KeyNet mapper, drop-in": swept,
         "SupportNet cells": [64],
         "exact, all keys": [0],
-        "HNSW, 32 links": [0],
+        "HNSW": [0],
     }
-    assert {s.cells for s in default_systems(SimpleNamespace(n=10_000, c=1, d=96), {})} == {
-        0,
-        800,
-        *swept,
-    } - {64}
-    added = model_systems(task, models)
-    assert [s for s in systems if s.router not in ("centroid", "linear")] == added
+    assert {s.cells for s in default_systems(a_builder(10_000), {})} == {0, 800, *swept} - {64}
+    added = model_systems(builder.task, models)
+    assert [s for s in systems if s.run] == added
     assert len(added) == 2 * len(swept) + 1
-    assert model_systems(task, {}) == []
+    assert model_systems(builder.task, {}) == []
+
+
+def test_cells_that_were_given_are_a_baseline_too():
+    task = a_builder(10_000, 64, None).task
+    systems = default_systems(a_builder(10_000, 64, None), {})
+    assert System(cells_of(task)) in systems
+    assert System(cells_of(task)).role == "baseline"
+    assert cells_of(task).query_aware is None
 
 
 @pytest.mark.parametrize(("n", "counts"), [(10_000, [200, 400, 800]), (1000, [63, 125]), (20, [2])])
 def test_amips_s_own_systems(n, counts):
-    """What `fit` makes: query-aware cells, a reduced linear router, a bound on the share."""
-    systems = own_systems(n, 96)
-    assert [s.cells for s in systems] == 2 * counts
-    kept = [(s.storage, s.lean) for s in systems]
-    assert kept == [("flat", 0)] * len(counts) + [("lean", 32)] * len(counts)
-    for system in systems:
-        assert (system.router, system.aware, system.rank, system.stop) == ("linear", 1.5, 32, "share")
-        assert system.role == "contender"
+    """What `fit` makes: the defaults of a design, with float32 keys and in as many dimensions as measured."""
+    systems = own_systems(a_builder(n))
+    flat = [Design(cells, storage="flat") for cells in counts]
+    lean = [Design(cells, storage="lean", dimensions=16) for cells in counts]
+    assert [s.design for s in systems] == flat + lean
+    assert {s.role for s in systems} == {"contender"}
+    assert [s.design for s in own_systems(a_builder(n, dimensions=None))] == flat
 
 
-def test_only_plain_ivf_is_a_baseline():
-    assert System(cells=8).role == System(cells=8, storage="sq8").role == "baseline"
-    for other in (
-        {"aware": 1.5},
-        {"stop": "share"},
-        {"storage": "lean", "lean": 8},
-        {"router": "linear"},
-        {"router": "linear", "rank": 4},
-    ):
-        assert System(cells=8, **other).role == "contender"
-
-
-def test_names_of_the_new_fields():
-    named = {
-        "linear, rank 4": {"router": "linear", "rank": 4},
-        "centroid, query-aware cells": {"aware": 1.5},
-        "centroid, by share": {"stop": "share"},
-        "linear, rank 4, query-aware cells, by share, lean": {
-            "router": "linear",
-            "rank": 4,
-            "aware": 1.5,
-            "stop": "share",
-            "storage": "lean",
-            "lean": 8,
-        },
-        "ours, lean": {"aware": 1.5, "label": "ours", "storage": "lean", "lean": 8},
-    }
-    for name, settings in named.items():
-        assert System(cells=8, **settings).family == name
-        assert System(cells=8, **settings).name == f"{name}, 8 cells"
-
-
-def test_results_of_before_there_were_the_new_fields_are_found():
-    """A slug is the name of a file: those of old systems are what they were."""
-    assert System(cells=8).slug == "ivf-8-centroid-cells-35ad99893f"
-    assert System(cells=8, router="linear").slug == "ivf-8-linear-cells-5762b3e315"
-    changed = [{"aware": 1.5}, {"aware": 3.0}, {"stop": "share"}, {"storage": "lean", "lean": 4}]
-    changed += [{"storage": "lean", "lean": 8}]
-    assert len({System(cells=8, **c).slug for c in [{}, *changed]}) == 6
-    ranks = [System(cells=8, router="linear", rank=r) for r in (0, 3, 4)]
-    assert len({s.slug for s in ranks}) == 3
-
-
-def test_each_linear_router_has_a_place_of_its_own():
-    """Cells, rank and strength decide what is trained; the storage and the way to stop do not."""
-    settings = [{"cells": c, "rank": r, "aware": a} for c in (8, 9) for r in (0, 4) for a in (0.0, 1.5, 3.0)]
-    names = [System(router="linear", **s).linear_name for s in settings]
-    assert len(set(names)) == len(names)
-    assert names[0] == "linear-8"  # as it was
-    same = System(router="linear", cells=8, rank=4, aware=1.5, stop="share", storage="lean", lean=5)
-    assert same.linear_name == System(router="linear", cells=8, rank=4, aware=1.5).linear_name
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"rank": 3}, "rank=3 is for router 'linear'"),
-        ({"rank": 3, "router": "some/run"}, "rank=3 is for router 'linear'"),
-        ({"stop": "share", "router": "some/run", "route": "drop-in"}, "stop='share' is for route 'cells'"),
-        ({"stop": "never"}, "stop='never' is not one of probes, share"),
-        ({"storage": "lean"}, "storage 'lean' has a number of dimensions, lean; others have none"),
-        ({"lean": 4}, "storage 'lean' has a number of dimensions"),
-        ({"lean": -4, "storage": "lean"}, "storage 'lean' has a number of dimensions"),
-        ({"aware": -1.0}, "aware=-1.0: expected a finite number, not negative"),
-        ({"aware": float("nan")}, "aware=nan"),
-        ({"aware": float("inf")}, "aware=inf"),
-        ({"rank": -1, "router": "linear"}, "rank=-1"),
-    ],
-    ids=str,
-)
-def test_systems_that_cannot_be(settings, match):
-    with pytest.raises(AmipsError, match=match) as caught:
-        System(cells=8, **settings)
-    one_line(caught)
+def test_systems_on_backends(tmp_path):
+    models = load_models([a_run(tmp_path / "mapper"), a_run(tmp_path / "cells", c=64)])
+    task = a_builder(10_000, 64).task
+    systems = backend_systems(task, ["hnsw", "leanvec", "hnsw"], models)
+    assert [(s.family, s.cells) for s in systems] == [
+        ("HNSW", 0),
+        ("HNSW: KeyNet mapper, drop-in, scored again", 0),
+        ("LeanVec", 64),
+        ("LeanVec: KeyNet mapper, drop-in, scored again", 64),
+        ("LeanVec: KeyNet mapper", 64),
+        ("LeanVec: SupportNet cells", 64),
+    ]
+    assert [s.cells for s in backend_systems(task, ["leanvec"], {})] == [400]
+    (own,) = own_on_backends(10_000, ["hnsw", "leanvec"])
+    assert own == System(Design(400), backend="leanvec", label="amips")
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path):
@@ -314,7 +418,7 @@ def test_two_runs_of_one_name_are_refused(tmp_path):
 
 
 def checked(task, system, tmp_path):
-    Bench(task, Store(tmp_path / "results", {}), Settings()).check(system)
+    Runner(task, ResultsStore(tmp_path / "results", {}), Settings()).opener.check(system)
 
 
 def refused(task, systems, tmp_path, match, kind=RunError):
@@ -327,80 +431,82 @@ def refused(task, systems, tmp_path, match, kind=RunError):
 
 def test_a_model_of_other_keys(task, tmp_path):
     run = a_run(tmp_path / "run", keys="0" * 64)
-    refused(task, [System(cells=8), System(cells=8, router=run)], tmp_path, "trained on other keys")
+    refused(task, [System(PLAIN), System(PLAIN, run=run)], tmp_path, "trained on other keys")
 
 
 def test_a_model_of_other_cells(task, tmp_path):
     run = a_run(tmp_path / "run", task, c=8, cells="0" * 64)
-    refused(task, [System(cells=4), System(cells=8, router=run)], tmp_path, "trained on other cells")
+    own = cells_of(task)
+    refused(task, [System(Design.plain(4)), System(own, run=run)], tmp_path, "trained on other cells")
     run = a_run(tmp_path / "run9", task, c=9, cells="0" * 64)
-    refused(task, [System(cells=9, router=run)], tmp_path, "trained on other cells")
-    refused(
-        task,
-        [System(cells=8, router=run)],
-        tmp_path,
-        "scores 9 cells in dimension 16: it does not fit 8 cells",
-    )
+    refused(task, [System(Design.plain(9), run=run)], tmp_path, "trained on other cells")
+    refused(task, [System(own, run=run)], tmp_path, "scores 9 cells in dimension 16: it does not fit 8 cells")
 
 
 def test_a_model_of_another_dimension(task, tmp_path):
     run = a_run(tmp_path / "run", task, d=12)
     refused(
         task,
-        [System(cells=8, router=run)],
+        [System(PLAIN, run=run)],
         tmp_path,
         "in dimension 12: it does not fit 8 cells in dimension 16",
     )
 
 
-@pytest.mark.parametrize("way", ["drop-in", "drop-in-rescored"])
-def test_drop_in_with_a_router_of_cells(task, tmp_path, way):
+@pytest.mark.parametrize("mode", ["drop-in", "drop-in-rescored"])
+def test_drop_in_with_a_router_of_cells(task, tmp_path, mode):
     run = a_run(tmp_path / "run", task, c=8)
-    refused(
-        task, [System(cells=8, router=run, route=way)], tmp_path, f"scores cells: route='{way}' needs a model"
-    )
+    systems = [System(PLAIN, run=run, mode=mode)]
+    refused(task, systems, tmp_path, f"scores cells: mode='{mode}' needs a model of one key")
 
 
 def test_a_run_that_is_not_finished(task, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
-    systems = [System(cells=8, router=str(tmp_path / "run"))]
+    systems = [System(PLAIN, run=str(tmp_path / "run"))]
     refused(task, systems, tmp_path, "run is not a finished run: it has no model.safetensors")
-    for given in (None, [System(cells=8)]):
+    for named in (None, [System(PLAIN)]):
         with pytest.raises(
             RunError, match=r"run is not a finished run: it has no model\.safetensors$"
         ) as caught:
-            bench(task, out=tmp_path / "none", models=[tmp_path / "run"], systems=given)
+            bench(task, out=tmp_path / "none", models=[tmp_path / "run"], systems=named)
         one_line(caught)
         assert not (tmp_path / "none").exists()
 
 
 def test_more_cells_than_keys(task, tmp_path):
-    refused(task, [System(cells=601)], tmp_path, "there are only 600 keys", AmipsError)
+    refused(task, [System(Design.plain(601))], tmp_path, "there are only 600 keys", AmipsError)
 
 
-@pytest.mark.parametrize("more", [{"router": "linear", "rank": 17}, {"storage": "lean", "lean": 17}], ids=str)
-def test_more_dimensions_than_there_are(task, tmp_path, more):
-    systems = [System(cells=8), System(cells=8, **more)]
+@pytest.mark.parametrize(
+    "design", [Design(8, router=Linear(rank=17)), Design(8, storage="lean", dimensions=17)], ids=str
+)
+def test_more_dimensions_than_there_are(task, tmp_path, design):
+    systems = [System(PLAIN), System(design)]
     refused(task, systems, tmp_path, "there are only 16 dimensions", AmipsError)
 
 
 def test_systems_that_are_the_same(task, tmp_path):
-    twice = [System(cells=8), System(cells=9), System(cells=8, label="again")]
+    twice = [System(PLAIN), System(Design.plain(9)), System(PLAIN, label="again")]
     refused(task, twice, tmp_path, "two of the systems are the same: (centroid|again), 8 cells", AmipsError)
     run = a_run(tmp_path / "run", task)
     shutil.copytree(run, tmp_path / "copy")
-    twice = [System(cells=8, router=run), System(cells=8, router=str(tmp_path / "copy"))]
+    twice = [System(PLAIN, run=run), System(PLAIN, run=str(tmp_path / "copy"))]
+    refused(task, twice, tmp_path, "two of the systems are the same", AmipsError)
+    # A rank that is left to the builder, and the number that it is.
+    twice = [System(Design(8, router=Linear())), System(Design(8, router=Linear(rank=Linear().rank_for(16))))]
     refused(task, twice, tmp_path, "two of the systems are the same", AmipsError)
 
 
 def test_routers_that_are_called_the_same(task, tmp_path):
     """They would share one front."""
     runs = [a_run(tmp_path / place / "run", task, seed=seed) for seed, place in enumerate("ab")]
-    systems = [System(cells=8, router=run) for run in runs]
+    systems = [System(PLAIN, run=run) for run in runs]
     refused(task, systems, tmp_path, "a/run and .*b/run are both called 'run'", AmipsError)
-    posing = [System(cells=8), System(cells=8, router=runs[0], label="centroid")]
+    posing = [System(PLAIN), System(PLAIN, run=runs[0], label="centroid")]
     refused(task, posing, tmp_path, "are both called 'centroid'", AmipsError)
+    trained = [System(Design(8), label="ours"), System(Design(9, recipe=None), label="ours")]
+    refused(task, trained, tmp_path, "are both called 'ours, lean'", AmipsError)
 
 
 def test_a_model_that_is_among_the_systems_too(task, tmp_path):
@@ -410,9 +516,7 @@ def test_a_model_that_is_among_the_systems_too(task, tmp_path):
         ("x", "same"),
     ):
         with pytest.raises(AmipsError, match=match) as caught:
-            bench(
-                task, out=tmp_path / "none", systems=[System(cells=8, router=run, label=label)], models=[run]
-            )
+            bench(task, out=tmp_path / "none", systems=[System(PLAIN, run=run, label=label)], models=[run])
         one_line(caught)
         assert not (tmp_path / "none").exists()
 
@@ -425,12 +529,13 @@ def test_what_can_be_run_passes(task, tmp_path):
     mapper, unknown = a_run(tmp_path / "mapper", task), a_run(tmp_path / "unknown")
     cells = a_run(tmp_path / "cells", task, c=8, cells=fingerprint_of(np.asarray(task.cells.assignment)))
     for system in (
-        System(cells=600),
-        System(cells=8, router="linear"),
-        System(cells=8, router=cells),
-        System(cells=33, router=mapper, route="drop-in"),
-        System(cells=33, router=unknown),
-        System(engine="flat"),
-        System(engine="hnsw"),
+        System(Design.plain(600)),
+        System(LINEAR),
+        System(cells_of(task), run=cells),
+        System(Design.plain(33), run=mapper, mode="drop-in"),
+        System(Design.plain(33), run=unknown),
+        System(backend="exact"),
+        System(backend="hnsw"),
+        System(Design(8), backend="leanvec"),
     ):
         checked(task, system, tmp_path)

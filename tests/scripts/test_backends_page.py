@@ -1,34 +1,35 @@
-"""benchmarks/engines.py: what its table and its sentences say of planted measurements, and one small run."""
+"""benchmarks/backends.py: what its table and its sentences say of planted measurements, and one small run."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from amips.bench import System
 from amips.backends import backend_class
+from amips.bench import System
+from amips.design import Design
 from helpers import ROOT, load_script, make_world
 
 FOLDER = ROOT / "benchmarks"
 ALWAYS_THERE = """
 import runpy
 import amips.backends
-from amips.backends import opening
-opening.BACKENDS = amips.backends.BACKENDS = {name: opening.BACKENDS[name] for name in ("hnsw", "leanvec")}
-runpy.run_path("engines.py", run_name="__main__")
+from amips.backends import registry
+there = {name: registry.BACKENDS[name] for name in ("hnsw", "leanvec")}
+registry.BACKENDS = amips.backends.BACKENDS = there
+runpy.run_path("backends.py", run_name="__main__")
 """
 
 
 @pytest.fixture
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    return load_script("engines")
+    return load_script("backends")
 
 
-def measured(script, engine, way, single, batch, tells=True):
+def measured(script, backend, way, single, batch, tells=True):
     """Times at recall 0.9 and 0.95, in microseconds; None is not reached."""
     costs = {}
     for target, one, many in zip(script.TARGETS, single, batch, strict=True):
@@ -40,18 +41,17 @@ def measured(script, engine, way, single, batch, tells=True):
             "flops": 0.25 if known else None,
         }
     points = [{"recall@10": 0.5, **({"flops": 1.0} if tells else {})}, {"recall@10": 0.97}]
-    return script.Measured(engine, way, points, costs)
+    return script.Measured(backend, way, points, costs)
 
 
 def test_every_system_is_of_one_way(script):
-    run = "/runs/keynet"
-    assert script.way_of(System(cells=8)) == "x"
-    assert script.way_of(System(cells=8, router=run)) == "routed by KeyNet"
-    assert script.way_of(System(cells=8, router=run, route="drop-in-rescored")) == "drop-in"
-    assert script.way_of(System(engine="hnsw")) == "x"
-    assert (
-        script.way_of(System(engine="leanvec", cells=8, router="linear", aware=1.5, stop="share")) == "amips"
-    )
+    run, plain = "/runs/keynet", Design.plain(8)
+    assert script.way_of(System(plain)) == "x"
+    assert script.way_of(System(plain, run=run)) == "routed by KeyNet"
+    assert script.way_of(System(plain, run=run, mode="drop-in-rescored")) == "drop-in"
+    assert script.way_of(System(backend="hnsw")) == "x"
+    assert script.way_of(System(plain, backend="leanvec")) == "x"
+    assert script.way_of(System(Design(8), backend="leanvec")) == "amips"
 
 
 def test_a_row_says_what_it_takes_and_how_many_times_less_that_is(script):
@@ -78,7 +78,7 @@ def test_what_was_gained_and_who_did_not_reach_a_recall(script):
     )
 
 
-def test_what_engines_support_is_what_their_classes_say(script):
+def test_what_backends_support_is_what_their_classes_say(script):
     found = {
         ("hnsw", "x"): measured(script, "HNSW", "x", (1, 1), (1, 1)),
         ("pgvector", "x"): measured(script, "pgvector", "x", (1, 1), (1, 1), tells=False),
@@ -93,24 +93,24 @@ def test_what_engines_support_is_what_their_classes_say(script):
 
 @pytest.mark.slow
 def test_the_script_runs_as_a_user_types_it(tmp_path):
-    """In a copy, so that the committed table stays; with the engines that are always there."""
+    """In a copy, so that the committed table stays; with the backends that are always there."""
     data = tmp_path / "data"
     data.mkdir()
     keys, queries = make_world(400, 900, 16, seed=3)
     np.save(data / "keys.npy", keys)
     np.save(data / "queries.npy", queries)
-    for name in ("engines.py", "machine.py"):
+    for name in ("backends.py", "common.py"):
         (tmp_path / name).write_text((FOLDER / name).read_text())
     (tmp_path / "always_there.py").write_text(ALWAYS_THERE)
     options = "--keys 400 --queries 600 --samples 2048 --minutes 0.01 --rounds 1"
     command = [sys.executable, "always_there.py", "data", *options.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    text = (tmp_path / "results" / "engines.md").read_text()
-    assert f"`python benchmarks/engines.py DATA {options}`" in text
+    text = (tmp_path / "results" / "backends.md").read_text()
+    assert f"`python benchmarks/backends.py DATA {options}`" in text
     assert "held-out queries" in text
-    raw = json.loads((tmp_path / "results" / "engines.json").read_text())["raw"]
-    assert {(one["engine"], one["way"]) for one in raw} >= {
+    raw = json.loads((tmp_path / "results" / "backends.json").read_text())["raw"]
+    assert {(one["backend"], one["way"]) for one in raw} >= {
         ("FAISS IVF", "x"),
         ("FAISS IVF", "amips"),
         ("HNSW", "drop-in"),

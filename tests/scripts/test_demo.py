@@ -4,13 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
+
 from helpers import ROOT
 
-TEXT = "{http://www.w3.org/2000/svg}text"
 SMALL = ("--texts", "1500", "--minutes", "0.01", "--rounds", "1")
 
 
@@ -19,7 +17,7 @@ def run(script, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=280, env=os.environ)
 
 
-def told(output):
+def spoken(output):
     """What is said, without the steps and their times."""
     return [line for line in output.splitlines() if not line.startswith("[")]
 
@@ -40,7 +38,7 @@ def test_the_demo_tells_what_search_costs_and_answers(demo):
     assert first.returncode == 0, first.stderr
     head = re.search(r"^recall@10 +search +keys scanned +FLOPs", first.stdout, re.M)
     assert head, first.stdout
-    for name in ("FAISS IVF", "amips, float32 keys", "amips, lean", "HNSW, 32 links", "exact, all keys"):
+    for name in ("FAISS IVF", "amips, float32 keys", "amips, lean", "HNSW", "exact, all keys"):
         assert len(re.findall(rf"^0\.9[05] +{re.escape(name)} .*%", first.stdout, re.M)) == 2
     assert re.search(r"^(Learning pays|Learning saves|On this data)", first.stdout, re.M)
     scanned = re.findall(r"\(([\d,]+) of 1,500 keys scanned\)", first.stdout)
@@ -57,7 +55,7 @@ def test_a_second_run_says_the_same_and_touches_nothing(demo):
     before = files(out)
     second = run("demo.py", "--out", out, *SMALL)
     assert second.returncode == 0, second.stderr
-    assert told(second.stdout) == told(first.stdout)
+    assert spoken(second.stdout) == spoken(first.stdout)
     assert files(out) == before
 
 
@@ -69,7 +67,7 @@ def test_what_is_missing_is_made_without_training_again(demo):
     trained = files(out / "results" / "work")
     again = run("demo.py", "--out", out, *SMALL)
     assert again.returncode == 0, again.stderr
-    assert told(again.stdout) == told(first.stdout)
+    assert spoken(again.stdout) == spoken(first.stdout)
     assert files(out / "results" / "work") == trained
 
 
@@ -84,26 +82,13 @@ def test_a_demo_of_other_settings_is_one_line(demo):
 
 @pytest.mark.slow
 def test_the_vectors_only_example_runs(tmp_path):
-    options = ("--keys", 2000, "--queries", 4000, "--samples", 20_000)
-    made = run("quickstart.py", "--out", tmp_path / "out", *options)
-    assert made.returncode == 0, made.stderr
-    assert re.search(r"centroid +linear +SupportNet", made.stdout)
+    options = ("--keys", 4000, "--queries", 12_000, "--minutes", 0.1)
+    done = run("quickstart.py", "--out", tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^(plain IVF|amips) +(0\.\d\d) +(0\.\d+) +[\d.]+% +([\d.]+)%$", done.stdout, re.M)
+    costs = {(name, asked): float(flops) for name, asked, _, flops in rows}
+    assert len(costs) == 4
+    for asked in ("0.90", "0.95"):
+        assert costs["amips", asked] < 0.9 * costs["plain IVF", asked]  # it gains
+    assert all(float(reached) > float(asked) - 0.03 for _, asked, reached, _ in rows)
     assert (tmp_path / "out" / "bundle" / "manifest.json").exists()
-
-
-def test_the_picture_holds_every_word(tmp_path):
-    words = "[   0 s] one & two\n\n0.90  <linear>   4.1%\n" + "long " * 60 + "end\n"
-    (tmp_path / "output.txt").write_text(words)
-    made = run("screenshot.py", tmp_path / "output.txt", tmp_path / "demo.svg")
-    assert made.returncode == 0, made.stderr
-    drawn = ["".join(text.itertext()) for text in ElementTree.parse(tmp_path / "demo.svg").iter(TEXT)]
-    assert drawn[0] == "$ make demo"
-    assert "0.90  <linear>   4.1%" in drawn  # columns stay columns
-    assert max(map(len, drawn)) <= 110
-    assert " ".join(drawn[1:]).split() == words.split()
-
-
-def test_the_readme_shows_the_picture():
-    assert "(docs/demo.svg)" in (ROOT / "README.md").read_text()
-    drawn = ["".join(text.itertext()) for text in ElementTree.parse(ROOT / "docs" / "demo.svg").iter(TEXT)]
-    assert sum("keys scanned)" in line for line in drawn) == 3

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import amips
+from amips.bench import comparison
 from amips.cli import cli
 from amips.fitting import fitting
 from amips.search import Searcher, recalls
@@ -23,6 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 N, M, D = 5000, 9000, 64
 FIT_MINUTES = 0.3  # in place of what a page says: the data are small
+BENCH_MINUTES = 0.02  # ... and a bench trains several routers
 # Blocks that show something else than what can be run here, by their first line.
 SHOWN = (
     "make ",
@@ -70,6 +72,12 @@ def place(data, tmp_path, monkeypatch):
         real(self, work, replace(settings, minutes=min(settings.minutes, FIT_MINUTES)), quiet)
 
     monkeypatch.setattr(fitting.Fitting, "__init__", little)
+    settings = comparison.Settings
+
+    def quick(k, batch, singles, rounds, minutes, *others):
+        return settings(k, 64, 4, 1, min(minutes, BENCH_MINUTES), *others)
+
+    monkeypatch.setattr(comparison, "Settings", quick)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -113,6 +121,8 @@ def test_every_block_runs_as_printed(page, data, place, capsys):
     for language, text in blocks(page):
         if language == "python":
             exec(compile(text, f"{page.name}: {text.splitlines()[0]}", "exec"), names)
+        elif language == "toml" and "[[system]]" in text:
+            (place / "systems.toml").write_text(text)
         elif language in ("", "sh") and not text.startswith(SHOWN):
             run_commands(text)
     indexes = [value for value in names.values() if isinstance(value, Searcher) and value.design is not None]

@@ -1,73 +1,117 @@
-"""docs/results.md says what the committed result files say, and nothing else."""
+"""docs/results.md and the pages behind it say what the committed result files say, and nothing else."""
 
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
 from amips.bench import load_summary
-from paper import STUDIES as ALL
-from helpers import ROOT, load_script
+from helpers import ROOT
+from paper import EXPERIMENTS, page
+from paper.claims import Claim, claims_of
 
-STUDIES = ("bench", *ALL)
-
-
-@pytest.fixture
-def script():
-    return load_script("results_page")
+NAMES = ("bench", *EXPERIMENTS)
+OVERVIEW = ROOT / "docs" / "results.md"
 
 
-def test_the_page_is_what_the_command_makes_of_the_committed_files(script):
-    assert (ROOT / "docs" / "results.md").read_text() == script.page()
+def test_the_pages_are_what_the_command_makes_of_the_committed_files():
+    pages = page.pages()
+    assert {ROOT / place for place in pages} == {OVERVIEW, *(ROOT / "docs" / "results").glob("*.md")}
+    for place, text in pages.items():
+        assert (ROOT / place).read_text() == text, f"{place}: write it with: python -m paper page"
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_is_there_with_its_figures(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_has_its_page_with_figures(name):
     summary = load_summary(ROOT / "results" / name)
-    page = (ROOT / "docs" / "results.md").read_text()
+    text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
     assert summary.name == name
     for sentence in summary.verdict:
-        assert sentence in page
+        assert sentence in text
     for table in summary.tables[:1]:
-        assert table.markdown() in page
-    for chart in [*summary.charts, *summary.curves]:
+        assert table.markdown() in text
+    files = {path.name for path in (ROOT / "results" / name).iterdir()}
+    assert files == {"summary.json", *(f"{chart.name}.png" for chart in summary.charts)}
+    for chart in summary.charts:
+        assert f"(../../results/{name}/{chart.name}.png)" in text
         assert (ROOT / "results" / name / f"{chart.name}.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_place_of_a_machine_is_published(name):
     text = (ROOT / "results" / name / "summary.json").read_text()
     assert not re.search(r"(?<![\w.])/(tmp|home|work|root|usr|var)/", text)
 
 
-def test_every_study_has_a_place_on_the_page(script):
-    assert set(script.ORDER) - {"bench"} == set(ALL)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_overview_has_a_row_for_each_claim(name):
+    """Every experiment says which claims it tests: sentences of its verdict, and a row for each."""
+    summary = load_summary(ROOT / "results" / name)
+    claims = claims_of(summary)
+    assert "claims" in summary.values
+    assert claims or name == "leak"  # the paper says nothing of how it splits
+    assert {claim.sentence() for claim in claims} <= set(summary.verdict)
+    rows = [
+        line for line in OVERVIEW.read_text().splitlines() if line.endswith(f"[{name}](results/{name}.md) |")
+    ]
+    assert len(rows) == len({(claim.text, claim.where) for claim in claims})
+    for claim in claims:
+        assert re.match(r"(Section|Appendix) ", claim.where)
+        (row,) = [row for row in rows if row.startswith(f"| {claim.text} | {claim.where} |")]
+        assert claim.evidence in row
 
 
-def test_what_did_not_reproduce_is_gathered_with_the_reasons(script):
-    summaries = {name: load_summary(ROOT / "results" / name) for name in STUDIES}
-    text = script.not_reproduced(summaries)
-    claims, *reasons = text.split("**The ")
-    sentences = [said for summary in summaries.values() for said in summary.verdict]
-    missing = [said for said in sentences if "not reproduced" in said]
-    assert missing
-    for said in missing:
-        assert said.split("(the paper: ")[1].split(")")[0] in claims
-        assert said not in text
-    assert len(reasons) == 2
-    assert all(said in reasons[0] for said in summaries["leak"].verdict)
+def test_the_headlines_that_did_not_hold_are_among_them():
+    """Of routing and of searching, the paper's main claims: each is tested, and none held here."""
+    for name in ("routing", "routing128", "ivf", "backends"):
+        assert any(claim.held is False for claim in claims_of(load_summary(ROOT / "results" / name)))
 
 
-def test_a_changed_result_is_noticed(script, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("held", "word"),
+    [
+        ([True], "held"),
+        ([False], "not held"),
+        ([None], "not decided"),
+        ([True, True], "held"),
+        ([True, False], "held in 1 of 2"),
+        ([None, False], "not held"),
+        ([None, True], "held in 1 of 2"),
+    ],
+)
+def test_the_outcome_of_a_claim_that_was_tested_several_times(held, word):
+    assert page.outcome([Claim("a", "b", one, "c") for one in held]) == word
+
+
+def test_the_reasons_are_the_sentences_of_the_experiments_that_show_them():
+    text = OVERVIEW.read_text().split("## Why some did not hold")[1]
+    for sentence in load_summary(ROOT / "results" / "leak").verdict:
+        assert f"> - {sentence}" in text
+    assert "A unit is" in text
+
+
+def test_a_changed_result_is_noticed(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "results", tmp_path / "results")
-    path = tmp_path / "results" / "bench" / "summary.json"
+    path = tmp_path / "results" / "ood" / "summary.json"
     summary = json.loads(path.read_text())
-    summary["verdict"][0] += " Ten times."
+    summary["values"]["claims"][0]["held"] = not summary["values"]["claims"][0]["held"]
     path.write_text(json.dumps(summary))
-    monkeypatch.setattr(script, "RESULTS", tmp_path / "results")
-    assert script.page() != (ROOT / "docs" / "results.md").read_text()
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    assert page.pages()[page.OVERVIEW] != OVERVIEW.read_text()
+
+
+def test_what_is_collected_is_what_a_page_shows(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    lines = page.collect(ROOT / "results")
+    assert all(line.endswith(": copied") for line in lines)
+    for name in ("routing", "shift"):
+        collected = {path.name for path in (tmp_path / "results" / name).iterdir()}
+        assert collected == {path.name for path in (ROOT / "results" / name).iterdir()}
+        assert claims_of(load_summary(tmp_path / "results" / name)) == claims_of(
+            load_summary(ROOT / "results" / name)
+        )
+    assert page.collect(tmp_path / "nothing")[0].endswith("nothing/bench: nothing there")
 
 
 def test_figures_of_the_tables_follow_from_the_values():
@@ -76,5 +120,5 @@ def test_figures_of_the_tables_follow_from_the_values():
     costs = next(table for table in summary.tables if table.title == "What a recall costs")
     for row, cost in zip(costs.rows, summary.values["costs"], strict=True):
         assert row[:2] == [f"{cost['metric']} {cost['recall']:.2f}", cost["family"]]
-        shares = ["not reached" if v is None else f"{v:.2%}" for v in (cost["flops"], cost["scanned"])]
-        assert row[2:4] == shares
+        fractions = ["not reached" if v is None else f"{v:.2%}" for v in (cost["flops"], cost["scanned"])]
+        assert row[2:4] == fractions

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import amips
 from helpers import load_script
 
 
@@ -28,7 +29,8 @@ def test_a_keynet_with_a_key_for_each_cell_is_there_at_its_size_and_at_its_cost(
     assert max(share.values()) < 0.02
 
 
-def test_every_router_is_in_the_table(script, task, tmp_path, monkeypatch, capsys):
+def test_every_router_is_in_the_table(script, world, tmp_path, monkeypatch, capsys):
+    task = amips.label(*world, cells=8, cell_targets=True, val=100, test=100, out=tmp_path / "task")
     page = tmp_path / "routers.md"
     words = ["routers.py", str(task.path), "--out", str(tmp_path / "runs"), "--write", str(page)]
     monkeypatch.setattr(sys, "argv", [*words, "--minutes", "0.001"])

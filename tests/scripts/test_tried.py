@@ -2,13 +2,12 @@
 
 import importlib
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from amips.cells import Cells
-from amips.search.estimate import RoutingEstimate
+from amips.routers import RoutingEstimate
 from helpers import ROOT, make_world
 
 FOLDER = ROOT / "benchmarks"
@@ -23,7 +22,7 @@ def stopping(monkeypatch):
 
 
 @pytest.fixture
-def given():
+def small():
     """Keys, queries, cells of which one is empty, and noisy scores of the cells."""
     rng = np.random.default_rng(0)
     keys, x = make_world(800, 61, 16, seed=0)
@@ -36,14 +35,14 @@ def given():
 
 
 @pytest.fixture
-def walk(stopping, given):
-    keys, x, cells, seen, _ = given
+def walk(stopping, small):
+    keys, x, cells, seen, _ = small
     return stopping.Walk(keys, x, cells, seen, router_flops=2 * 16 * 80)
 
 
-def search(given, estimate, query, go_on):
+def search(small, estimate, query, go_on):
     """Scan cells in the router's order; `go_on(place, kth)` says whether: yes, no, or None to stop."""
-    keys, x, cells, seen, _ = given
+    keys, x, cells, seen, _ = small
     found, scanned = np.empty(0, np.float32), []
     for place, cell in enumerate(np.argsort(-seen.scores[query], kind="stable")):
         kth = np.sort(found)[-K] if len(found) >= K else -np.inf
@@ -56,27 +55,27 @@ def search(given, estimate, query, go_on):
     return scanned
 
 
-def told(given, scanned):
+def told(small, scanned):
     """Recall and mean number of keys of what each query scanned."""
-    _, _, cells, seen, _ = given
-    recall = np.mean([np.isin(seen.wanted[q], s).mean() for q, s in enumerate(scanned)])
+    _, _, cells, seen, _ = small
+    recall = np.mean([np.isin(seen.top_cells[q], s).mean() for q, s in enumerate(scanned)])
     return recall, np.mean([cells.sizes[s].sum() for s in scanned])
 
 
 @pytest.mark.parametrize("products", [False, True])
-def test_a_stop_costs_what_a_search_that_stops_would(walk, given, products):
+def test_a_stop_costs_what_a_search_that_stops_would(walk, small, products):
     estimate = walk.estimate(products)
-    cells = given[2].count
+    cells = small[2].count
     costs = walk.stopped(estimate, RECALLS)
     # The smallest z of a fine ladder that reaches the recall: no cheaper, and hardly dearer.
     for recall, cost in zip(RECALLS, costs, strict=True):
         for z in np.arange(-6, 12, 0.05):
             hopes = estimate.values + z * estimate.s[:, None]
             scanned = [
-                search(given, estimate, q, lambda p, kth, q=q, hopes=hopes: hopes[q, p:].max() >= kth or None)
+                search(small, estimate, q, lambda p, kth, q=q, hopes=hopes: hopes[q, p:].max() >= kth or None)
                 for q in range(len(hopes))
             ]
-            reached, keys = told(given, scanned)
+            reached, keys = told(small, scanned)
             if reached >= recall:
                 break
         searched = (80 + keys + (cells if products else 0)) / 800
@@ -85,26 +84,26 @@ def test_a_stop_costs_what_a_search_that_stops_would(walk, given, products):
     assert costs[0] < costs[1]
 
 
-def test_a_filter_beside_the_share_bound_costs_what_a_search_would(walk, given):
-    estimate, bound, z = walk.estimate(products=True), given[3].min_mass_for(0.97), 0.3
+def test_a_filter_beside_the_mass_bound_costs_what_a_search_would(walk, small):
+    estimate, bound, z = walk.estimate(products=True), small[3].min_mass_for(0.97), 0.3
     hopes = estimate.values + np.float32(z) * estimate.s[:, None]
-    asked = np.maximum(1, (walk.shares >= bound).sum(axis=1))
+    asked = np.maximum(1, (walk.masses >= bound).sum(axis=1))
 
     def go_on(query):
         return lambda place, kth: None if place >= asked[query] else hopes[query, place] >= kth
 
-    recall, keys = told(given, [search(given, estimate, q, go_on(q)) for q in range(len(hopes))])
+    recall, keys = told(small, [search(small, estimate, q, go_on(q)) for q in range(len(hopes))])
     found, cost = walk.filtered(estimate, bound, z)
     assert found == pytest.approx(recall)
     assert found < 0.97
     assert cost == pytest.approx((80 + keys + asked.mean()) / 800)
 
 
-def test_with_no_doubt_at_all_the_filter_is_the_share_bound(walk, given):
-    seen = given[3]
+def test_with_no_doubt_at_all_the_filter_is_the_mass_bound(walk, small):
+    seen = small[3]
     bound = seen.min_mass_for(0.9)
     found, cost = walk.filtered(walk.estimate(products=False), bound, np.inf)
-    assert found == pytest.approx(seen.at_mass(bound).found.mean())
+    assert found == pytest.approx(seen.at_mass(bound).recall)
     assert cost == walk.at_mass((0.9,))[0]
 
 
@@ -125,13 +124,13 @@ def test_both_together_reach_the_recall(stopping, walk, monkeypatch):
     assert min(recall for recall, c in seen if c == without) >= 0.9
 
 
-def test_true_support_values_stop_where_the_oracle_does(stopping, walk, given):
+def test_true_support_values_stop_where_the_oracle_does(stopping, walk, small):
     exact = stopping.Estimate(walk.best[:, :, 0], np.ones(61, np.float32), False)
     (cost,) = walk.stopped(exact, (1.0,))
     assert cost == pytest.approx(walk.oracle())
-    seen, last = given[3], walk.places.max(axis=1)
+    seen, last = small[3], walk.places.max(axis=1)
     order = np.argsort(-seen.scores, axis=1, kind="stable")
-    keys = np.mean([given[2].sizes[order[q, : last[q] + 1]].sum() for q in range(61)])
+    keys = np.mean([small[2].sizes[order[q, : last[q] + 1]].sum() for q in range(61)])
     assert walk.oracle() == pytest.approx((80 + keys) / 800)
 
 
@@ -160,7 +159,7 @@ def test_the_page_says_whether_early_stops_gain(stopping, task, tmp_path, monkey
     assert len(stops) == 4
     base = next(costs[name] for name in costs if name.startswith("the recipe"))
     for name, (cost, _) in stops.items():
-        said = text.split(f"- {name}, against the share bound alone: ")[1].split(", ")[0]
+        said = text.split(f"- {name}, against the mass bound alone: ")[1].split(", ")[0]
         ratio = float(said.split("(")[1].split(" times")[0])
         assert ratio == pytest.approx(cost / base[0], abs=0.01)
         assert said.startswith("gain" if ratio < 0.98 else "loss" if ratio > 1.02 else "about the same")

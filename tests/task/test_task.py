@@ -11,9 +11,9 @@ import pytest
 
 import amips
 from amips import TaskError, VectorError
-from amips.cells import Cells
 from amips import cells as partition
 from amips import exact as labeller
+from amips.cells import Cells
 from amips.vectors import inspect, open_vectors
 from helpers import journal_rows, kill_when, make_world
 
@@ -520,8 +520,9 @@ class TestDamage:
 LABEL = """
 import sys, amips
 folder = sys.argv[1]
-amips.label(folder + "/keys.npy", folder + "/queries.npy", out=sys.argv[2], cells=24, copies=2, cell_targets=True, val=300,
-            test=300, k=10, memory=4_000_000)
+keys, queries = folder + "/keys.npy", folder + "/queries.npy"
+amips.label(keys, queries, out=sys.argv[2], cells=24, copies=2, cell_targets=True,
+            val=300, test=300, k=10, memory=4_000_000)
 """
 
 

@@ -1,7 +1,19 @@
-"""Engines that find keys by themselves: libraries and databases that people run, behind one protocol."""
+"""Backends: other libraries' and databases' indexes behind one `search`, one file each."""
 
-from amips.backends.backend import Backend
+from amips.backends.backend import MANIFEST, Backend, rungs
 from amips.backends.drop_in import DropIn
 from amips.backends.registry import BACKENDS, backend_class, build, load, missing
+from amips.backends.routable import RoutableBackend
 
-__all__ = ["BACKENDS", "Backend", "Mapped", "build", "backend_class", "load", "missing"]
+__all__ = [
+    "BACKENDS",
+    "MANIFEST",
+    "Backend",
+    "DropIn",
+    "RoutableBackend",
+    "backend_class",
+    "build",
+    "load",
+    "missing",
+    "rungs",
+]

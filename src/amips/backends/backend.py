@@ -1,14 +1,16 @@
-"""What every engine of this room is: keys in a library or a database that finds the best ones by itself.
+"""What every backend is: keys in a library or a database that finds the best ones by itself.
 
-An engine lives in a directory of its own, or, if it is a server, keeps there what is needed to find its
-table again:
+A backend lives in a directory of its own, or, if it is a server, keeps there what is needed to find its table
+again:
 
     DIRECTORY/
-      engine.json    which engine, its settings, n, d and fingerprints of the keys; written last
-      ...            what the engine keeps
+      backend.json    which backend, its settings, n, d, fingerprints of the keys; written last. And what
+                      `measure` found: recall by budget
+      ...             what the backend keeps
 """
 
 import importlib
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -23,14 +25,19 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.cells import Cells
-from amips.errors import AmipsError
-from amips.search import Cost
-from amips.search.inputs import checked_k, checked_queries
+from amips.errors import AmipsError, BundleError
+from amips.extras import needs_extra
+from amips.files import read_json, write_json
+from amips.search import TOP, Cost, Point, checked_k, checked_queries, point_for, recalls
+from amips.task import Split, Task, load_task
 from amips.vectors import Floats, Vectors, inspect, open_vectors
 
 Ids = NDArray[np.int64]
 Row = tuple[Sequence[float] | Floats, Sequence[int] | Ids]  # scores and ids of one query
 
+MANIFEST = "backend.json"
+TARGET_RECALL = 0.95
+NEARLY_ALL = 0.999  # of the top keys: a ladder of budgets that is measured ends there
 GROWTH = 2**0.5  # from one budget to the next
 SAMPLE = 256  # keys, whatever their number
 BLOCK_BYTES = 1 << 26  # of candidates' keys that are scored at a time
@@ -38,14 +45,14 @@ BLOCK_BYTES = 1 << 26  # of candidates' keys that are scored at a time
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """What an engine is built from.
+    """What a backend is built from.
 
     Args:
         keys: to be searched.
-        queries: like those that will be asked, for engines that learn from them.
-        cells: a partition of the keys, for engines whose cells can be addressed.
+        queries: like those that will be asked, for backends that learn from them.
+        cells: a partition of the keys, for backends whose cells can be addressed.
         settings: all of them, by name.
-        address: of the server that is to hold the keys; None where the engine is to keep them by itself.
+        address: of the server that is to hold the keys; None where the backend is to keep them by itself.
     """
 
     keys: Vectors
@@ -56,7 +63,7 @@ class BuildInputs:
 
 
 class Backend(ABC):
-    """Keys, searched by an engine that chooses for itself where to look.
+    """Keys, searched by a library that chooses for itself where to look.
 
     A subclass builds and opens its files in `make` and `open`, and searches in `find`.
     """
@@ -66,12 +73,15 @@ class Backend(ABC):
     needs: ClassVar[tuple[str, ...]] = ()  # its libraries,
     extra: ClassVar[str | None] = None  # ... and the extra of pip that brings them
     server: ClassVar[str | None] = None  # the environment variable with the address of its server
-    celled: ClassVar[bool] = False  # whether its cells can be addressed
+    routable: ClassVar[bool] = False  # whether its cells can be addressed
     learns: ClassVar[bool] = False  # whether it learns from queries
+    directory: Path
     n: int
     d: int
-    fingerprint: str = ""  # of the keys; "" of one that was made before these were kept,
+    fingerprint: str = ""  # of the keys; "" of one that was put together by hand,
     sample: str = ""  # ... and of some of them
+    points: Sequence[Point] = ()  # recall by budget, on held-out queries, if `measure` was called
+    target_recall: float | None = None  # what `search` serves when nothing else is asked for
 
     @abstractmethod
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
@@ -82,9 +92,9 @@ class Backend(ABC):
         """The ladder of budgets, from cheap to dear."""
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
-        """What a search costs for each query; None where the engine does not tell: then there is only time.
+        """What a search costs for each query; None where the library does not tell: then there is only time.
 
-        Engines search again to find out, so this takes as long as searching.
+        Libraries search again to find out, so this takes as long as searching.
         """
         return None
 
@@ -92,19 +102,44 @@ class Backend(ABC):
         """Let go of files, connections and servers of its own."""
 
     def search(
-        self, x: Any, k: int = 10, budget: int | None = None, *, threads: int | None = None
+        self,
+        x: Any,
+        k: int = 10,
+        *,
+        recall: float | None = None,
+        probes: int | None = None,
+        threads: int | None = None,
     ) -> tuple[Floats, Ids]:
-        """The k best keys that a budget finds: scores float32 [m, k] and ids int64 [m, k], best first.
+        """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
 
         Scores are true inner products <x, y>. Where fewer than k are found, the id is -1 and the score -inf.
+        With neither `recall` nor `probes` it serves the recall that it was measured for.
 
         Args:
             x: queries [m, d], or one query [d].
-            budget: how hard to look; what it counts is in `self.budget`. The middle of `budgets()` if None.
+            recall: the smallest budget that had this recall (of the true top 10; of the top key if k is 1) on
+                held-out queries; needs `measure` first.
+            probes: the budget itself. What it counts is in `self.budget`; `budgets()` is a ladder of them.
             threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, ScaNN,
                 Intel's); databases have their own.
         """
-        return checked_search(self, x, k, budget, threads)
+        return checked_search(self, x, k, recall, probes, threads)
+
+    def measure(self, task: Task | str | Path, *, recall: float = TARGET_RECALL) -> "Backend":
+        """Measure recall by budget on the val queries of a task of these keys, and keep it in backend.json.
+
+        Args:
+            recall: the recall@10 that `search` then serves if it is asked for nothing else.
+        """
+        task = load_task(task)
+        if self.fingerprint and self.fingerprint != task.fingerprint:
+            raise AmipsError(f"{self.title} was built of other keys than the task's")
+        recall = checked_recall(recall)
+        self.points, self.target_recall = measured_points(self, task.val), recall
+        facts = read_json(self.directory / MANIFEST, BundleError)
+        facts |= {"points": [point.to_json() for point in self.points], "target_recall": recall}
+        write_json(self.directory / MANIFEST, facts)
+        return self
 
     def __enter__(self) -> "Backend":
         return self
@@ -125,13 +160,15 @@ class Backend(ABC):
 
     @classmethod
     @abstractmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Put the keys in; the names, relative to the directory, of the files that must not change."""
 
     @classmethod
     @abstractmethod
-    def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "Backend":
-        """Open what `make` made."""
+    def open(
+        cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None
+    ) -> "Backend":
+        """Open what `make` wrote."""
 
 
 class Searchable(Protocol):
@@ -147,6 +184,16 @@ class Searchable(Protocol):
         """The dimension."""
         ...
 
+    @property
+    def points(self) -> Sequence[Point]:
+        """Recall by budget."""
+        ...
+
+    @property
+    def target_recall(self) -> float | None:
+        """The recall to serve."""
+        ...
+
     def budgets(self) -> list[int]:
         """The ladder."""
         ...
@@ -155,25 +202,64 @@ class Searchable(Protocol):
         """The search itself."""
         ...
 
+    def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
+        """What it costs."""
+        ...
+
 
 def checked_search(
-    finder: Searchable, x: Any, k: int, budget: int | None, threads: int | None
+    index: Searchable, x: Any, k: int, recall: float | None, probes: int | None, threads: int | None
 ) -> tuple[Floats, Ids]:
-    """Check, search with `finder.find`, and fill up to k results."""
-    x, _ = checked_queries(x, finder.d)
+    """Check, search with `index.find`, and fill up to k results."""
+    x, _ = checked_queries(x, index.d)
     k = checked_k(k)
-    ladder = finder.budgets()
-    budget = checked_budget(ladder[len(ladder) // 2] if budget is None else budget)
+    budget = _budget(index, recall, probes, k)
     if len(x) == 0:
         return padded(np.empty((0, 0), np.float32), np.empty((0, 0), np.int64), k)
     with limit_threads(threads):
-        return padded(*finder.find(x, min(k, finder.n), budget), k)
+        return padded(*index.find(x, min(k, index.n), budget), k)
+
+
+def _budget(index: Searchable, recall: float | None, probes: int | None, k: int) -> int:
+    if recall is not None and probes is not None:
+        raise AmipsError("give one of recall and probes")
+    if probes is not None:
+        return checked_budget(probes)
+    recall = index.target_recall if recall is None else recall
+    if recall is None or not index.points:
+        raise AmipsError("its recall was not measured: give probes, or call measure(task) first")
+    return point_for(list(index.points), recall, k).probes
+
+
+def measured_points(index: Searchable, split: Split) -> list[Point]:
+    """Recall@1 and @10 on the queries of a split for each budget, until nearly all top keys are found.
+
+    FLOPs and keys scanned are 0 where the library does not tell: then the smallest budget is the cheapest.
+    """
+    x, true = np.asarray(split.queries), np.asarray(split.top_ids)
+    k, points = min(TOP, index.n), list[Point]()
+    for budget in index.budgets():
+        ids, cost = index.find(x, k, budget)[1], index.cost(x, k, budget)
+        scanned = 0.0 if cost is None else float(cost.scanned.mean() / index.n)
+        flops = 0.0 if cost is None else float(cost.flops.mean())
+        first, all_of_them = (float(recalls(ids, true, top).mean()) for top in (1, k))
+        points.append(Point(budget, first, all_of_them, scanned, flops))
+        if all_of_them >= NEARLY_ALL:
+            break
+    return points
+
+
+def checked_recall(recall: float) -> float:
+    """A recall that can be served."""
+    if not (isinstance(recall, int | float) and math.isfinite(recall) and 0 < recall <= 1):
+        raise AmipsError(f"recall={recall}: expected a share of the true top 10, above 0 and up to 1")
+    return float(recall)
 
 
 def checked_budget(budget: Any) -> int:
     """A budget as a Python integer."""
     if not hasattr(budget, "__index__") or budget < 1:
-        raise AmipsError(f"budget is {budget}; it must be a whole number, at least 1")
+        raise AmipsError(f"probes is {budget}; it must be a whole number, at least 1")
     return operator.index(budget)
 
 
@@ -192,8 +278,8 @@ def padded(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
 def from_rows(rows: Sequence[Row], k: int) -> tuple[Floats, Ids]:
     """What a database gave for each query, as tables [m, k]: best first, ties by the lower id."""
     scores, ids = np.full((len(rows), k), -np.inf, np.float32), np.full((len(rows), k), -1, np.int64)
-    for row, found in enumerate(rows):
-        of, some = np.asarray(found[0], np.float32), np.asarray(found[1], np.int64)
+    for row, (values, numbers) in enumerate(rows):
+        of, some = np.asarray(values, np.float32), np.asarray(numbers, np.int64)
         order = np.lexsort((some, -of))
         scores[row, : len(some)], ids[row, : len(some)] = of[order], some[order]
     return scores, ids
@@ -226,14 +312,10 @@ def one_line(what: str, *kinds: type[Exception], error: type[AmipsError] = Amips
         raise error(f"{what}: {said[0]}") from None
 
 
-def library(finder: type[Backend], name: str) -> Any:
-    """Import an engine's library, or say which extra brings it."""
-    try:
+def library(kind: type[Backend], name: str) -> Any:
+    """Import a backend's library, or say which extra brings it."""
+    with needs_extra(kind.title, str(kind.extra), name.split(".")[0]):
         return importlib.import_module(name)
-    except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.split(".")[0] != name.split(".")[0]:
-            raise
-        raise AmipsError(f"{finder.title} needs {name}; pip install 'amips[{finder.extra}]'") from None
 
 
 def threads_allowed() -> int:

@@ -30,14 +30,14 @@ class HNSW(Backend):
         return {"links": 32, "construction": 80}
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Build the graph; with inner products as FAISS does it."""
-        links = given.settings["links"]
+        links = inputs.settings["links"]
         if links < 2:
             raise AmipsError(f"links={links}: expected at least 2")
-        index = faiss.IndexHNSWFlat(given.keys.d, links, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = given.settings["construction"]
-        for _, block in given.keys.blocks():
+        index = faiss.IndexHNSWFlat(inputs.keys.d, links, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = inputs.settings["construction"]
+        for _, block in inputs.keys.blocks():
             index.add(block)
         faiss.write_index(index, str(directory / INDEX))
         return [INDEX]

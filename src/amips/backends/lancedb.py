@@ -45,13 +45,13 @@ class LanceDB(TableBackend):
         return {"partitions": max(1, min(round(2 * n**0.5), n // 16))}
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Write the table block by block, in the order of its cells; then the indexes."""
         lancedb, pa = library(cls, "lancedb"), library(cls, "pyarrow")
-        keys, partitions = given.keys, given.settings["partitions"]
+        keys, partitions = inputs.keys, inputs.settings["partitions"]
         if not 1 <= partitions <= keys.n:
             raise AmipsError(f"partitions={partitions}: expected 1 to the {keys.n} keys")
-        cells, files = write_cells(given, directory)
+        cells, files = write_cells(inputs, directory)
         columns = [("id", pa.int64()), ("cell", pa.int32()), ("v", pa.list_(pa.float32(), keys.d))]
         schema = pa.schema(columns)
 
@@ -91,9 +91,9 @@ class LanceDB(TableBackend):
         for low in range(0, len(x), QUERIES_AT_ONCE):
             block = x[low : low + QUERIES_AT_ONCE]
             query = self._nearest(block[0] if len(block) == 1 else list(block), k)
-            found = _run(query.nprobes(min(budget, self.partitions)))
-            scores, ids = _row(found)
-            of = found["query_index"].to_numpy() if len(block) > 1 else np.zeros(len(ids), np.int64)
+            answers = _run(query.nprobes(min(budget, self.partitions)))
+            scores, ids = _row(answers)
+            of = answers["query_index"].to_numpy() if len(block) > 1 else np.zeros(len(ids), np.int64)
             order = np.argsort(of, kind="stable")
             ends = np.searchsorted(of[order], np.arange(1, len(block)))
             rows += zip(np.split(scores[order], ends), np.split(ids[order], ends), strict=True)
@@ -118,6 +118,6 @@ def _run(query: Any) -> Any:
         return query.to_arrow()
 
 
-def _row(found: Any) -> tuple[Floats, Ids]:
+def _row(answers: Any) -> tuple[Floats, Ids]:
     """Scores and ids; the distance is 1 - <x, y>."""
-    return 1 - found["_distance"].to_numpy(), found["id"].to_numpy()
+    return 1 - answers["_distance"].to_numpy(), answers["id"].to_numpy()

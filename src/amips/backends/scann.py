@@ -41,12 +41,12 @@ class ScaNN(Backend):
         return {"leaves": leaves, "dimensions": 2, "threshold": 0.2, "refine": 10}
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Train and encode."""
-        scann, o, n = library(cls, "scann"), given.settings, given.keys.n
+        scann, o, n = library(cls, "scann"), inputs.settings, inputs.keys.n
         if not 1 <= o["leaves"] <= n:
             raise AmipsError(f"leaves={o['leaves']}: expected 1 to the {n} keys")
-        builder = scann.scann_ops_pybind.builder(given.keys.load(), 10, "dot_product")
+        builder = scann.scann_ops_pybind.builder(inputs.keys.load(), 10, "dot_product")
         if n < FEWEST:
             searcher = builder.score_brute_force().build()
         else:
@@ -84,12 +84,12 @@ class ScaNN(Backend):
                 if self._threads != allowed:  # which makes them anew
                     self.searcher.set_num_threads(allowed)
                     self._threads = allowed
-                found, scores = self.searcher.search_batched_parallel(x, **counts)
+                numbers, scores = self.searcher.search_batched_parallel(x, **counts)
         else:
-            found, scores = self.searcher.search_batched(x, **counts)
+            numbers, scores = self.searcher.search_batched(x, **counts)
         # Where leaves hold too few keys, ScaNN fills up with scores that are not numbers.
         missing = np.isnan(scores)
-        ids = np.where(missing, -1, found.astype(np.int64))
+        ids = np.where(missing, -1, numbers.astype(np.int64))
         return np.where(missing, np.float32(-np.inf), scores), ids
 
 

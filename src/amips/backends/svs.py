@@ -17,7 +17,7 @@ import numpy as np
 from amips.backends.backend import BLOCK_BYTES, Backend, BuildInputs, Ids, library, threads_allowed
 from amips.backends.leanvec import KEYS
 from amips.errors import AmipsError
-from amips.index.top_keys import score_candidates
+from amips.index import score_candidates
 from amips.vectors import Floats
 
 FOLDERS = ("config", "graph", "data")
@@ -74,27 +74,27 @@ class SVS(Backend):
     def require(cls) -> None:
         """AmipsError unless the library is here and runs on this processor."""
         if importlib.util.find_spec("svs") is not None and not runs_here():
-            raise AmipsError("scalable-vs does not run on this processor; take the engine 'leanvec'")
+            raise AmipsError("scalable-vs does not run on this processor; take the backend 'leanvec'")
         super().require()
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Learn the projections (PCA without queries), build the graph."""
-        svs, o, keys = library(cls, "svs"), given.settings, given.keys.load()
-        if not 1 <= o["dimensions"] <= given.keys.d:
-            raise AmipsError(f"dimensions={o['dimensions']}: expected 1 to {given.keys.d}")
+        svs, o, keys = library(cls, "svs"), inputs.settings, inputs.keys.load()
+        if not 1 <= o["dimensions"] <= inputs.keys.d:
+            raise AmipsError(f"dimensions={o['dimensions']}: expected 1 to {inputs.keys.d}")
         np.save(directory / KEYS, keys)
         matrices = {}
-        if given.queries is not None:
+        if inputs.queries is not None:
             drawn = np.random.default_rng(0).permutation(len(keys))[:LEARN_FROM]
             of_keys, of_queries = svs.compute_leanvec_matrices(
-                keys[drawn], given.queries.load(), o["dimensions"]
+                keys[drawn], inputs.queries.load(), o["dimensions"]
             )
             matrices = {"data_matrix": of_keys, "query_matrix": of_queries}
         rows = directory / "keys.fvecs"  # the only way in for the library
         svs.write_vecs(keys, str(rows))
         kinds = {"primary_kind": svs.LeanVecKind.lvq8, "secondary_kind": svs.LeanVecKind.float16}
-        data = svs.VectorDataLoader(str(rows), svs.DataType.float32, given.keys.d)
+        data = svs.VectorDataLoader(str(rows), svs.DataType.float32, inputs.keys.d)
         loader = svs.LeanVecLoader(data, o["dimensions"], **kinds, **matrices)
         shape = svs.VamanaBuildParameters(
             alpha=0.95, graph_max_degree=o["degree"], window_size=o["construction"]

@@ -31,14 +31,14 @@ class USearch(Backend):
         return {"links": 32, "construction": 128}
 
     @classmethod
-    def make(cls, given: BuildInputs, directory: Path) -> list[str]:
+    def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Build the graph."""
-        links, construction = given.settings["links"], given.settings["construction"]
+        links, construction = inputs.settings["links"], inputs.settings["construction"]
         if links < 2:
             raise AmipsError(f"links={links}: expected at least 2")
-        shape = {"ndim": given.keys.d, "connectivity": links, "expansion_add": construction}
+        shape = {"ndim": inputs.keys.d, "connectivity": links, "expansion_add": construction}
         index = library(cls, "usearch.index").Index(metric="ip", dtype="f32", **shape)
-        for start, block in given.keys.blocks():
+        for start, block in inputs.keys.blocks():
             index.add(np.arange(start, start + len(block)), block, threads=threads_allowed())
         index.save(str(directory / INDEX))
         return [INDEX]
@@ -59,14 +59,14 @@ class USearch(Backend):
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
         """Walk the graph. The library keeps 1 - <x, y>, in 32 bits."""
-        found = self._walk(x, k, budget)
+        matches = self._walk(x, k, budget)
         if len(x) == 1:  # the library then gives one row, and only what it found
-            ids, distances = found.keys[None], found.distances[None]
+            ids, distances = matches.keys[None], matches.distances[None]
             return 1 - distances, ids.astype(np.int64)
         # Behind what was found there is anything: keys that were not, distances that are no numbers.
-        missing = np.arange(k) >= found.counts[:, None]
-        ids = np.where(missing, -1, found.keys.astype(np.int64))
-        return 1 - np.where(missing, np.float32(np.inf), found.distances), ids
+        missing = np.arange(k) >= matches.counts[:, None]
+        ids = np.where(missing, -1, matches.keys.astype(np.int64))
+        return 1 - np.where(missing, np.float32(np.inf), matches.distances), ids
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
         """The library counts the distances it computes, for all queries of a call: so one call for each."""

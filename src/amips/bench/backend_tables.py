@@ -1,4 +1,4 @@
-"""Engines of their own (ScaNN, pgvector, ...): what a model gains over the same engine searched with x."""
+"""Backends (ScaNN, pgvector, ...): what a model gains over the same backend searched with x."""
 
 from amips.bench.derive import Axis, Bootstrap, Family
 from amips.bench.summary import Table
@@ -8,38 +8,38 @@ AXES: tuple[Axis, ...] = ("flops", "scanned", "single/1", "single/all", "batch/1
 
 
 def pairs(tested: list[Family]) -> list[tuple[Family, Family]]:
-    """(the engine searched with x, the same engine with a model), for every one that was run with both."""
+    """(the backend searched with x, the same backend with a model), for every one that was run with both."""
     named = {family.name: family for family in tested}
     return [(named[f.host], f) for f in tested if f.host is not None and f.host in named]
 
 
-def hosted_tables(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[Table]:
-    """How many times less a model costs than x on the same engine, for `pairs`; no table if there is none."""
+def gain_tables(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[Table]:
+    """How many times less a model costs than x on the same backend, for `pairs`; none if there are none."""
     rows = []
     for metric, target in TARGETS:
         for base, ours in compared:
             cells = []
             for axis in AXES:
                 ratio = bootstrap.ratio(base, ours, axis, metric, target)
-                text = "-" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+                text = "-" if ratio is None else str(ratio)
                 unknown = "not told" if axis in ("flops", "scanned") else "not taken"
-                cells.append(text if base.told(axis) and ours.told(axis) else unknown)
+                cells.append(text if base.knows(axis) and ours.knows(axis) else unknown)
             rows.append([f"{metric} {target:.2f}", ours.name, *cells])
     if not rows:
         return []
-    head = ["recall", "engine: model", "FLOPs", "keys scanned", "time: batch 1, 1 thread", "batch 1, all"]
+    head = ["recall", "backend: model", "FLOPs", "keys scanned", "time: batch 1, 1 thread", "batch 1, all"]
     head += [f"batch {batch:,}, 1 thread", f"batch {batch:,}, all"]
     note = (
-        "How many times less than the same engine searched with x: above 1 is a gain. In brackets the 95 % "
-        "interval; - where one does not reach the recall; not told where the engine does not say what it "
-        "looked at: then there is only time; not taken where one thread is all there is. Databases have "
-        "threads of their own, whatever the column says."
+        "How many times less than the same backend searched with x: above 1 is a gain. In brackets the 95 % "
+        "interval, where it is known; - where one does not reach the recall; not told where the backend does "
+        "not say what it looked at: then there is only time; not taken where one thread is all there is. "
+        "Databases have threads of their own, whatever the column says."
     )
-    return [Table("Engines: a model against x", head, rows, note)]
+    return [Table("Backends: a model against x", head, rows, note)]
 
 
-def hosted_sentences(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[str]:
-    """One for each model on each engine, at the highest recall that both reach."""
+def gain_sentences(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[str]:
+    """One for each model on each backend, at the highest recall that both reach."""
     axes: list[tuple[Axis, str]] = [("single/1", "batch 1"), ("batch/1", f"batch {batch:,}")]
     sentences = []
     for base, ours in compared:
@@ -63,7 +63,7 @@ def hosted_sentences(compared: list[tuple[Family, Family]], bootstrap: Bootstrap
 
 
 def silent_sentences(compared: list[tuple[Family, Family]]) -> list[str]:
-    """Which engines do not tell what they looked at; nothing if all do."""
-    silent = dict.fromkeys(base.name for base, _ in compared if not base.told("flops"))
-    told = "FLOPs and keys scanned are not told; there is only time."
-    return [f"{', '.join(silent)}: {told}"] if silent else []
+    """Which backends do not tell what they looked at; nothing if all do."""
+    silent = dict.fromkeys(base.name for base, _ in compared if not base.knows("flops"))
+    known = "FLOPs and keys scanned are not told; there is only time."
+    return [f"{', '.join(silent)}: {known}"] if silent else []

@@ -9,24 +9,23 @@ from pathlib import Path
 
 from amips.bench.derive import on_test
 from amips.bench.judgements import Judgements, relevance_table
-from amips.bench.runner import Bench, Settings
-from amips.bench.searchers import CellSearch
-from amips.bench.results import Store
-from amips.bench.summarize import summarize
-from amips.bench.summary import Summary
-from amips.bench.systems import (
-    System,
+from amips.bench.lineup import (
+    backend_systems,
     default_systems,
-    engine_systems,
     load_models,
     model_systems,
-    own_on_engines,
-    read_systems,
+    own_on_backends,
 )
+from amips.bench.results import ResultsStore
+from amips.bench.runner import Runner, Settings
+from amips.bench.summarize import summarize
+from amips.bench.summary import Summary
+from amips.bench.systems import System
+from amips.bench.systems_file import read_systems
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked
-from amips.search import Searcher
-from amips.search.build import calibrated
+from amips.nets import Model
+from amips.search import Searcher, calibrated
 from amips.task import Task, load_task
 
 
@@ -34,9 +33,9 @@ def bench(
     task: Task | str | Path,
     *,
     out: str | Path,
-    systems: "Sequence[System] | str | Path | None" = None,
-    models: "Sequence[str | Path]" = (),
-    engines: Sequence[str] = (),
+    systems: Sequence[System] | str | Path | None = None,
+    models: Sequence[str | Path] = (),
+    backends: Sequence[str] = (),
     minutes: float = 0.5,
     rounds: int = 3,
     batch: int = 1024,
@@ -57,16 +56,17 @@ def bench(
         systems: a list, or a TOML file with them (see `read_systems`); by default FAISS IVF over
             a sweep of cells, what `amips.fit` usually makes, the models, exact search and HNSW.
         models: run directories to compare, beside the default systems or those given.
-        engines: names of `amips.backends` to run too, each searched with x and with the models that fit; where
-            cells can be addressed and no systems are given, also routed by what `amips.fit` usually makes.
-        minutes: training time of each linear router that the systems ask for.
+        backends: names of `amips.backends` to run too, each searched with x and with the models that fit;
+            where cells can be addressed and no systems are given, also routed by what `amips.fit` usually
+            makes.
+        minutes: training time of each router that the systems ask for, at most.
         rounds: how often each time is taken.
         batch: queries in the large batch.
         singles: queries that are timed one at a time.
         all_threads: take times on all threads, too, beside those on one.
         judgements: what people judged relevant, for nDCG@10 and recall@100 of exact, centroid and learned
             search.
-        progress: show a progress bar when standard error is a terminal.
+        progress: say on standard error how far it is: a bar on a terminal, a line now and then otherwise.
     """
     task = load_task(task)
     if not 0 < minutes < math.inf or min(rounds, batch, singles) < 1 or seed < 0:
@@ -78,44 +78,66 @@ def bench(
         raise AmipsError(
             f"{task.path} knows only the top {task.test.top_ids.shape[1]}: label with -k 10 or more"
         )
-    loaded = load_models(list(models))
-    named = systems is not None
-    if systems is None:
-        systems = default_systems(task, loaded)
-    else:
-        given = read_systems(systems) if isinstance(systems, (str, Path)) else list(systems)
-        systems = [*given, *model_systems(task, loaded)]
-    hosted = engine_systems(task, engines, loaded)
-    hosted += [] if named else own_on_engines(task.n, task.d, engines)
-    systems = [*systems, *(s for s in hosted if s not in systems)]
     settings = Settings(10, batch, singles, rounds, minutes, seed, progress, all_threads)
-    about = identity(task, settings)
-    if not systems:
+    loaded = load_models(list(models))
+    named = list(read_systems(systems) if isinstance(systems, str | Path) else systems or [])
+    if systems is not None and not named and not loaded and not backends:
         raise AmipsError("systems is empty: there is nothing to compare")
-    slugs = [system.slug for system in systems]  # a run that is not finished is refused here
+    _check([*named, *model_systems(task, loaded)])  # a run that is not finished is refused here,
+    backend_systems(task, backends, loaded)  # ... and a backend that there is not
+    if judgements is not None:
+        judgements.check(task)
+    store = ResultsStore(out, identity(task, settings))
+    busy = ResultsError(f"another amips bench is at work in {out}; wait for it, or choose another out")
+    with locked(store.path / ".lock", busy):
+        runner = Runner(task, store, settings)
+        compared = _compared(runner, None if systems is None else named, loaded, backends)
+        runner.run(compared, "bench")
+        summary = summarize(runner, compared)
+        command = _command(settings, list(loaded), systems is not None, backends)
+        summary = replace(summary, command=command)
+        if judgements is not None:
+            tested, chosen = on_test(store.runs(compared), task), summary.values["chosen"]
+            table = relevance_table(runner, tested, chosen, judgements)
+            summary = replace(summary, tables=[*summary.tables[:1], table, *summary.tables[1:]])
+        summary.save(store.path)
+    return summary
+
+
+def _compared(
+    runner: Runner, named: list[System] | None, models: dict[str, Model], backends: Sequence[str]
+) -> list[System]:
+    """Everything that is to be run, each with every number of its design known."""
+    task = runner.task
+    if named is None:
+        systems = default_systems(runner.builder, models)
+    else:
+        systems = [*named, *model_systems(task, models)]
+    others = backend_systems(task, backends, models)
+    others += own_on_backends(task.n, backends) if named is None else []
+    systems = [runner.resolved(system) for system in systems]
+    systems += [system for system in map(runner.resolved, others) if system not in systems]
+    _check(systems)
+    return systems
+
+
+def _check(systems: Sequence[System]) -> None:
+    """Refuse two systems that are the same, and two routers that have one name."""
+    slugs = [system.slug for system in systems]
     if len(set(slugs)) < len(slugs):
         twice = next(s for s in systems if slugs.count(s.slug) > 1)
         raise AmipsError(f"two of the systems are the same: {twice.name}")
-    called: dict[str, str] = {}
+    routers: dict[str, System] = {}
     for system in systems:  # what has one name shares one front
-        if called.setdefault(system.family, system.router) != system.router:
-            both = f"{called[system.family]} and {system.router}"
+        first = routers.setdefault(system.family, system)
+        if _router(first) != _router(system):
+            both = " and ".join(one.run or one.name for one in (first, system))
             raise AmipsError(f"{both} are both called {system.family!r}: give one another label")
-    if judgements is not None:
-        judgements.check(task)
-    store = Store(out, about)
-    busy = ResultsError(f"another amips bench is at work in {out}; wait for it, or choose another out")
-    with locked(store.path / ".lock", busy):
-        running = Bench(task, store, settings)
-        running.run(systems, "bench")
-        made = summarize(task, store, settings, list(systems), running.work)
-        made = replace(made, command=_command(settings, list(loaded), named, engines))
-        if judgements is not None:
-            tested, chosen = on_test(store.runs(systems), task), made.values["chosen"]
-            judged = relevance_table(running, tested, chosen, judgements)
-            made = replace(made, tables=[*made.tables[:1], judged, *made.tables[1:]])
-        made.save(store.path)
-    return made
+
+
+def _router(system: System) -> object:
+    """What chooses cells, or the predicted key."""
+    return system.run or (system.design and (system.design.router, system.design.recipe))
 
 
 def identity(task: Task, settings: Settings) -> dict[str, object]:
@@ -131,22 +153,20 @@ def identity(task: Task, settings: Settings) -> dict[str, object]:
     }
 
 
-def searcher(task: Task | str | Path, results: str | Path, system: System) -> Searcher:
-    """What a bench made of a system of cells, with operating points: ready to be saved as a bundle."""
+def index_of(task: Task | str | Path, results: str | Path, system: System) -> Searcher:
+    """What a bench built of a system of cells, with operating points: ready to be saved as a bundle."""
     task = load_task(task)
-    store = Store(results)
+    store = ResultsStore(results)
     settings = Settings(minutes=float(store.about["minutes"]), seed=int(store.about["seed"]))
-    opened = Bench(task, store, settings).open(system)
-    if not isinstance(opened, CellSearch):
-        raise AmipsError(f"{system.name} has no cells: it cannot be a bundle")
-    return calibrated(opened.searcher, task.val)
+    runner = Runner(task, store, settings)
+    return calibrated(runner.opener.searcher(system), task.val, runner.builder.recall)
 
 
-def _command(settings: Settings, models: list[str], named: bool, engines: Sequence[str] = ()) -> str:
+def _command(settings: Settings, models: list[str], named: bool, backends: Sequence[str] = ()) -> str:
     """What was typed, without the places of this machine."""
     words = ["amips bench TASK", *(f"--models {Path(run).name}" for run in models)]
-    words += [f"--engine {name}" for name in engines]
+    words += [f"--backend {name}" for name in backends]
     words += ["--systems SYSTEMS.toml"] if named else []
-    given = ("minutes", "rounds", "batch", "singles", "seed")
-    words += [f"--{name} {getattr(settings, name)}" for name in given]
+    options = ("minutes", "rounds", "batch", "singles", "seed")
+    words += [f"--{name} {getattr(settings, name)}" for name in options]
     return " ".join([*words, "--out RESULTS"])

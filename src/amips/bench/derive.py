@@ -28,15 +28,15 @@ Array = NDArray[np.float64]
 Metric = Literal["recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr"]
 Axis = Literal["flops", "scanned", "single/1", "single/all", "batch/1", "batch/all"]
 
-SHARES = (0.0001, 0.001, 0.005)  # the paper's Recall@{0.01, 0.1, 0.5}% of n
+TOP_FRACTIONS = (0.0001, 0.001, 0.005)  # the paper's Recall@{0.01, 0.1, 0.5}% of n
 DRAWS = 1000
 HELD_UP = 3.0  # a round counts if its yardstick took no more than so many times what it mostly takes
 MOST_WEIGHTS = 1 << 25  # numbers in memory: with very many queries there are fewer draws
 
 
 def within(n: int) -> list[int]:
-    """How many keys the paper's shares of n are, at least 1."""
-    return [max(1, math.ceil(share * n)) for share in SHARES]
+    """How many keys the paper's fractions of n are, at least 1."""
+    return [max(1, math.ceil(fraction * n)) for fraction in TOP_FRACTIONS]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Measured:
     def cost(self, axis: Axis) -> Array | None:
         """FLOPs or keys of each query, or seconds (in units of the yardstick's) of each round.
 
-        None where it was not measured, or the engine does not tell (stored as less than nothing).
+        None where it was not measured, or the backend does not tell (stored as less than nothing).
         """
         if axis in ("flops", "scanned") and (self.run.scanned < 0).any():
             return None
@@ -91,8 +91,8 @@ class Measured:
                 continue
             # The median of single queries: one that the machine held up decides nothing.
             each, yard = (
-                np.median(taken, axis=1) if taken.ndim > 1 else taken
-                for taken in (seconds, self.run.times[f"yardstick/{name}"])
+                np.median(times, axis=1) if times.ndim > 1 else times
+                for times in (seconds, self.run.times[f"yardstick/{name}"])
             )
             # Where the yardstick itself was held up (threads that wait for a busy core), it is no clock.
             sound = yard <= HELD_UP * self.clock.get(mode, math.inf)
@@ -106,13 +106,13 @@ class Measured:
 
 def yardstick_seconds(runs: Sequence[Run]) -> dict[str, float]:
     """What the yardstick took, the median of all times it was measured, by batch/threads."""
-    taken: dict[str, list[Array]] = {}
+    times: dict[str, list[Array]] = {}
     for run in runs:
         for name, seconds in run.times.items():
             if name.startswith("yardstick/"):
                 each = np.median(seconds, axis=1) if seconds.ndim > 1 else seconds
-                taken.setdefault(name.split("/", 2)[2], []).append(each)
-    return {mode: float(np.median(np.concatenate(parts))) for mode, parts in taken.items()}
+                times.setdefault(name.split("/", 2)[2], []).append(each)
+    return {mode: float(np.median(np.concatenate(parts))) for mode, parts in times.items()}
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ class Family:
 
     @property
     def host(self) -> str | None:
-        """The family of the same engine searched with x, for models on an engine of its own."""
+        """The family of the same backend searched with x, for models on a backend."""
         return self.runs[0].run.system.host
 
-    def told(self, axis: Axis) -> bool:
+    def knows(self, axis: Axis) -> bool:
         """Whether anything is known of this cost."""
         return any(run.cost(axis) is not None for run in self.runs)
 
@@ -162,21 +162,33 @@ class Family:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times less one family costs than another at a recall, with a 95 % interval."""
+    """How many times less one family costs than another at a recall, with a 95 % interval where it is known.
+
+    Neither end is known of times that were taken once; one is not where draws of the queries miss the recall.
+    """
 
     value: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether both ends of the interval are known."""
+        return self.low is not None and self.high is not None
 
     @property
     def better(self) -> bool:
         """Surely less."""
-        return self.low > 1.0
+        return self.low is not None and self.low > 1.0
 
     @property
     def worse(self) -> bool:
         """Surely more."""
-        return self.high < 1.0
+        return self.high is not None and self.high < 1.0
+
+    def __str__(self) -> str:
+        """ "1.90 (1.71 to 2.04)", or "1.90" where the interval is not known."""
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})" if self.known else f"{self.value:.2f}"
 
 
 class Bootstrap:
@@ -226,7 +238,7 @@ class Bootstrap:
         if math.isnan(value):
             return None
         if axis not in ("flops", "scanned") and min(base.rounds(axis), ours.rounds(axis)) < 2:
-            return Ratio(value, 0.0, math.inf)  # a time taken once tells nothing of its spread
+            return Ratio(value)  # a time taken once says nothing of its spread
         pairs = zip(
             self.costs(base, axis),
             self.recalls(base, metric),
@@ -237,11 +249,12 @@ class Bootstrap:
         drawn = np.array(
             [_ratio_of_draw(_cost_of_draw(a, b, target), _cost_of_draw(c, d, target)) for a, b, c, d in pairs]
         )
-        told = drawn[~np.isnan(drawn)]
-        if len(told) < 0.5 * self.draws:
+        drawn = drawn[~np.isnan(drawn)]
+        if len(drawn) < 0.5 * self.draws:
             return None
-        low, high = np.quantile(told, [0.025, 0.975], method="nearest")
-        return Ratio(value, float(low), float(high))
+        low, high = (float(q) for q in np.quantile(drawn, [0.025, 0.975], method="nearest"))
+        # A side that misses the recall in so many draws may cost any amount: that end is not known.
+        return Ratio(value, low if low > 0 else None, high if high < math.inf else None)
 
 
 def _ratio_of_draw(base: float, ours: float) -> float:
@@ -258,16 +271,16 @@ def _cost_of_draw(cost: Array, recall: Array, target: float) -> float:
 
 def families(runs: Sequence[Run], rows: slice, true: NDArray[np.integer[Any]], n: int) -> list[Family]:
     """Stored runs by family, on some of their rows; `true` are the top keys of these."""
-    found: dict[str, list[Run]] = {}
+    by_name: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.system.family, []).append(run)
+        by_name.setdefault(run.system.family, []).append(run)
     clock = yardstick_seconds(runs)
-    made = [
+    grouped = [
         Family(name, members[0].system.role, [Measured(run, rows, true, n, clock) for run in members])
-        for name, members in found.items()
+        for name, members in by_name.items()
     ]
     order = {"baseline": 0, "contender": 1, "reference": 2}
-    return sorted(made, key=lambda family: (order[family.role], family.name))
+    return sorted(grouped, key=lambda family: (order[family.role], family.name))
 
 
 def on_test(runs: Sequence[Run], task: Task) -> list[Family]:

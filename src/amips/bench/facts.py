@@ -1,15 +1,47 @@
 """What kind of data this is, and how models were trained on it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from amips import exact
-from amips.bench.summary import Chart, Panel, Series
+from amips.bench.summary import Chart, Panel, Series, Summary, Table
+from amips.errors import ResultsError
+from amips.files import read_json
+from amips.nets import DESCRIPTION
 from amips.task import Task
 from amips.vectors import row_norms
+
+CONFIG, LOG = "config.json", "log.jsonl"  # of a run
+SCAN = "scan@0.95"
+# Metric, file, title, axis, what to make of it.
+CURVES = [
+    (
+        SCAN,
+        "training-scan",
+        "Training: keys to scan",
+        "keys scanned for recall@10 0.95 (share)",
+        "Lower is better; what training chooses by.",
+    ),
+    ("routing@1", "training-routing", "Training: routing accuracy", "routing accuracy in the first cell", ""),
+    (
+        "routing@8",
+        "training-routing-8",
+        "Training: routing in eight cells",
+        "routing accuracy in 8 cells",
+        "",
+    ),
+    (
+        "erel",
+        "training-erel",
+        "Training: transport error",
+        "erel (relative transport error)",
+        "Lower is better.",
+    ),
+]
 
 
 def facts(task: Task) -> list[tuple[str, str]]:
@@ -21,7 +53,7 @@ def facts(task: Task) -> list[tuple[str, str]]:
     apart = float(np.linalg.norm(keys.mean(axis=0) - queries.mean(axis=0)))
     spread = float(np.sqrt(np.square(keys - keys.mean(axis=0)).sum(axis=1).mean()))
     top = np.asarray(task.test.top_scores[:, 0])
-    found = [
+    known = [
         ("keys", f"{task.n:,}"),
         ("dimension", f"{task.d}"),
         ("queries", ", ".join(f"{len(getattr(task, s)):,} {s}" for s in ("train", "val", "test"))),
@@ -33,8 +65,8 @@ def facts(task: Task) -> list[tuple[str, str]]:
     if task.n > 1:
         scores, ids = exact.top_k(task.key_vectors, keys[:512], 2)
         others = np.where(ids[:, 0] == rows[:512], scores[:, 1], scores[:, 0])
-        found.append(("score of a key's nearest other key", f"mean {others.mean():.3f}"))
-    return found
+        known.append(("score of a key's nearest other key", f"mean {others.mean():.3f}"))
+    return known
 
 
 def top_scores(task: Task) -> list[Chart]:
@@ -50,27 +82,94 @@ def top_scores(task: Task) -> list[Chart]:
 
 def read_log(run: str | Path) -> list[dict[str, Any]]:
     """What a run logged: one entry for each evaluation; nothing where there is no log."""
-    path = Path(run) / "log.jsonl"
+    path = Path(run) / LOG
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def training_curves(runs: dict[str, str]) -> list[Chart]:
-    """Transport error and routing accuracy on val during the training of runs, by directory and label."""
-    erel: list[Series] = []
-    routing: list[Series] = []
-    for directory, label in runs.items():
-        lines = read_log(directory)
-        for series, key in ((erel, "erel"), (routing, "routing@1")):
-            points = [(float(e["samples"]), float(e["val"][key])) for e in lines if key in e.get("val", {})]
-            if points:
-                xs, ys = zip(*points, strict=True)
-                series.append(Series(label, list(xs), list(ys)))
+def is_run(directory: str | Path) -> bool:
+    """Whether a directory is of a training run, finished or not."""
+    return all((Path(directory) / name).exists() for name in (CONFIG, LOG))
+
+
+def training_curves(runs: Mapping[str, str]) -> list[Chart]:
+    """Metrics on val during the training of runs (labels by directory), with centroid routing as a line."""
+    logs = {label: read_log(directory) for directory, label in runs.items()}
     charts = []
-    if erel:
-        panel = Panel("", "training samples", "erel (relative transport error) on val", erel)
-        charts.append(Chart("training-erel", "Training: transport error", [panel], "Lower is better."))
-    if routing:
-        panel = Panel("", "training samples", "routing accuracy in the first cell on val", routing)
-        charts.append(Chart("training-routing", "Training: routing accuracy", [panel]))
+    for metric, name, title, axis, caption in CURVES:
+        series = [line for label, log in logs.items() if (line := _curve(label, log, metric)) is not None]
+        if series:
+            panel = Panel("", "training samples", f"{axis} on val", [*series, *_centroid_lines(logs, metric)])
+            charts.append(Chart(name, title, [panel], caption))
     return charts
+
+
+def _curve(label: str, log: list[dict[str, Any]], metric: str) -> Series | None:
+    points = [(float(e["samples"]), float(e["val"][metric])) for e in log if metric in e.get("val", {})]
+    return Series(label, [x for x, _ in points], [y for _, y in points]) if points else None
+
+
+def _centroid_lines(logs: Mapping[str, list[dict[str, Any]]], metric: str) -> list[Series]:
+    """One line where all runs have the same cells, otherwise one for each run."""
+    lines = {}
+    for label, log in logs.items():
+        entries = [e for e in log if metric in e.get("centroid", {})]
+        if entries:
+            lines[label] = (entries[0]["centroid"][metric], float(entries[-1]["samples"]))
+    if not lines:
+        return []
+    if len({value for value, _ in lines.values()}) == 1:
+        value, _ = next(iter(lines.values()))
+        lines = {"": (value, max(last for _, last in lines.values()))}
+    return [
+        Series(
+            f"centroid routing{f', {label}' if label else ''}", [0.0, last], [value, value], group="reference"
+        )
+        for label, (value, last) in lines.items()
+    ]
+
+
+def training_summary(run: str | Path) -> Summary:
+    """How a run went: its best figures on val beside those of its beginning and of centroids, and curves."""
+    run = Path(run)
+    config, log = read_json(run / CONFIG, ResultsError), read_log(run)
+    if not log:
+        raise ResultsError(f"{run} holds no evaluations yet")
+    metric = SCAN if SCAN in log[0]["val"] else "erel"
+    best = min(log, key=lambda entry: float(entry["val"][metric]))
+    columns = {
+        "centroid routing": log[-1].get("centroid", {}),
+        "untrained": log[0]["val"],
+        "trained": best["val"],
+    }
+    finished = (run / DESCRIPTION).exists()
+    if finished:
+        columns["trained"] = read_json(run / DESCRIPTION, ResultsError)["about"]["val"]
+    columns = {name: values for name, values in columns.items() if values}
+    figures = ", ".join(
+        f"{name} {_shown(metric, values)}" for name, values in columns.items() if metric in values
+    )
+    what = "keys scanned for recall@10 0.95" if metric == SCAN else "erel (relative transport error)"
+    verdict = [f"{what}, on val: {figures}"]
+    if best["step"] == 0 and len(log) > 1:
+        verdict.append("training did not improve on the start")
+    if not finished:
+        verdict.append("this run is not finished; continue it with amips train ... --resume")
+    rows = [[name, *(_shown(name, values) for values in columns.values())] for name in best["val"]]
+    settings = {**config["network"], **config["recipe"]}
+    return Summary(
+        "training",
+        f"Training of a {config['network']['kind']} network",
+        verdict,
+        tables=[Table("On the val queries", ["metric", *columns], rows)],
+        charts=training_curves({str(run): "this run"}),
+        facts=[(name, f"{value}") for name, value in settings.items()],
+        command=f"amips report {run.name}",
+        values={"metric": metric, **{name: values.get(metric) for name, values in columns.items()}},
+    )
+
+
+def _shown(metric: str, values: Mapping[str, float]) -> str:
+    if metric not in values:
+        return ""
+    return f"{100 * values[metric]:.1f} %" if metric == SCAN else f"{values[metric]:.4f}"

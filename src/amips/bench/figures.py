@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from amips.bench.summary import Chart, Grid, Panel, Series, Summary
-from amips.errors import AmipsError, ResultsError
-from amips.files import write_atomic
+from amips.errors import ResultsError
+from amips.extras import needs_extra
+from amips.files import local, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,32 +71,32 @@ class Look:
 
 
 def looks(summary: Summary) -> dict[str, Look]:
-    """A look for the name of each series and grid, given out in order of appearance within its group."""
-    found: dict[str, Look] = {}
-    given = dict.fromkeys(PALETTE, 0)
+    """A look for the name of each series and grid, in order of appearance within its group."""
+    chosen: dict[str, Look] = {}
+    used = dict.fromkeys(PALETTE, 0)
     for panel in (panel for chart in (*summary.charts, *summary.curves) for panel in chart.panels):
         named = [(grid.name, "contender") for grid in panel.grids]
         for name, group in [*named, *((series.name, series.group) for series in panel.series)]:
-            if name in found:
+            if name in chosen:
                 continue
             if group not in PALETTE:
                 raise ResultsError(f"series {name!r} is of unknown group {group!r}")
-            turn, colour = divmod(given[group], len(PALETTE[group]))
+            turn, colour = divmod(used[group], len(PALETTE[group]))
             # When the colours start over, the symbols are shifted: the pair stays unique for longer.
-            symbol = list(SYMBOLS)[(len(found) + turn) % len(SYMBOLS)]
-            found[name] = Look(*PALETTE[group][colour], symbol)
-            given[group] += 1
-    return found
+            symbol = list(SYMBOLS)[(len(chosen) + turn) % len(SYMBOLS)]
+            chosen[name] = Look(*PALETTE[group][colour], symbol)
+            used[group] += 1
+    return chosen
 
 
 def numbers(values: Iterable[Any], of: str) -> list[float | None]:
     """Values to plot; None where there is none to show (not finite)."""
-    found: list[float | None] = []
+    checked: list[float | None] = []
     for value in values:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ResultsError(f"{of!r} holds {value!r} where a number is expected")
-        found.append(float(value) if value is not None and math.isfinite(value) else None)
-    return found
+        checked.append(float(value) if value is not None and math.isfinite(value) else None)
+    return checked
 
 
 def points(series: Series) -> tuple[list[float | None], list[float | None]]:
@@ -122,12 +123,12 @@ def contents(panel: Panel) -> list[Grid | Series]:
 
 def extent(panel: Panel, axis: str) -> tuple[float, float, float]:
     """(smallest, smallest above zero, largest) value along "x" or "y"; what is missing is 0."""
-    found: list[float | None] = []
+    values: list[float | None] = []
     for one in contents(panel):
-        found += numbers(getattr(one, axis), one.name)
+        values += numbers(getattr(one, axis), one.name)
     if axis == "x":
-        found += numbers((x for _, x in panel.marks), panel.title)
-    there = [value for value in found if value is not None]
+        values += numbers((x for _, x in panel.marks), panel.title)
+    there = [value for value in values if value is not None]
     above = [value for value in there if value > 0]
     return min(there, default=0.0), min(above, default=0.0), max(there, default=0.0)
 
@@ -159,13 +160,11 @@ def columns(count: int) -> int:
     return 2 if count == 4 else max(1, min(count, 3))
 
 
-def figures(summary: Summary, directory: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+def draw_figures(summary: Summary, directory: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Draw each chart and each training curve to `<directory>/<name>.<format>`; returns the files."""
-    try:
+    with needs_extra("drawing figures", "bench", "matplotlib"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError:
-        raise AmipsError("figures need matplotlib; pip install 'amips[bench]'") from None
     charts = [*summary.charts, *summary.curves]
     names = [chart.name for chart in charts]
     for name in names:
@@ -173,9 +172,9 @@ def figures(summary: Summary, directory: Path, formats: Sequence[str] = ("png", 
             raise ResultsError(
                 f"{name!r} cannot name the files of a chart: it must be a plain, unique file name"
             )
-    given = looks(summary)
+    looks_of = looks(summary)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        local(directory, ResultsError).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise ResultsError(f"cannot write figures to {directory}: {problem.strerror}") from None
     written = []
@@ -187,7 +186,7 @@ def figures(summary: Summary, directory: Path, formats: Sequence[str] = ("png", 
             down = max(1, math.ceil(len(chart.panels) / across))
             size = (6.8, 4.0) if across == 1 else (3.9 * across, 3.5 * down)
             figure = Figure(figsize=size, dpi=144, layout="constrained")
-            _draw(figure, chart, given, across, down)
+            _draw(figure, chart, looks_of, across, down)
             for ending in formats:
                 # Neither the date nor the version of matplotlib: they say nothing about the results.
                 metadata = {"Software": None} if ending == "png" else {"Date": None, "Creator": None}
@@ -198,14 +197,16 @@ def figures(summary: Summary, directory: Path, formats: Sequence[str] = ("png", 
     return written
 
 
-def _draw(figure: "Figure", chart: Chart, given: dict[str, Look], across: int, down: int) -> None:
+def _draw(figure: "Figure", chart: Chart, looks_of: dict[str, Look], across: int, down: int) -> None:
     handles: dict[str, Any] = {}
     for place, panel in enumerate(chart.panels, start=1):
         axes = figure.add_subplot(down, across, place)
         for grid in panel.grids:
-            handles.setdefault(grid.name, _grid(figure, axes, grid, given[grid.name], len(panel.grids) == 1))
+            handles.setdefault(
+                grid.name, _grid(figure, axes, grid, looks_of[grid.name], len(panel.grids) == 1)
+            )
         for series in panel.series:
-            handles.setdefault(series.name, _series(axes, series, given[series.name]))
+            handles.setdefault(series.name, _series(axes, series, looks_of[series.name]))
         _axes(axes, panel)
         _marks(axes, panel)
         # The same height in all panels of a row, so that their titles stand on one line.

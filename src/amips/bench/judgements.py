@@ -7,11 +7,11 @@ import numpy as np
 
 from amips.bench.derive import Family
 from amips.bench.relevance import DEPTH, MEASURES, Qrels, Relevance, difference, measure
-from amips.bench.runner import Bench
+from amips.bench.results import ResultsStore
+from amips.bench.runner import Runner
 from amips.bench.searchers import spent
-from amips.bench.results import Store
 from amips.bench.summary import Table
-from amips.bench.systems import System
+from amips.bench.systems import EXACT, System
 from amips.errors import AmipsError
 from amips.task import Task
 
@@ -43,18 +43,20 @@ class Judgements:
             )
 
 
-def relevance_table(running: Bench, tested: list[Family], chosen: str | None, given: Judgements) -> Table:
+def relevance_table(
+    runner: Runner, tested: list[Family], chosen: str | None, judgements: Judgements
+) -> Table:
     """nDCG@10 and recall@100 of exact search, and of the best centroid and the chosen learned search.
 
     The latter two are run where they reach recall@10 = 0.95 at the fewest FLOPs. Their raw answers, 100 to
     a query, are stored beside those of the bench.
     """
-    task, seed = running.task, running.settings.seed
+    task, seed = runner.task, runner.settings.seed
     about = {"kind": "results", "keys": task.fingerprint, "k": DEPTH, "seed": seed}
-    store = Store(running.store.path / FOLDER, about)
-    deeper = Bench(task, store, replace(running.settings, k=DEPTH), work=running.work)
-    held, names = len(task.val), [given.query_ids[int(row)] for row in task.test.source]
-    points: list[tuple[str, System, int]] = [("exact", System(engine="flat"), 1)]
+    store = ResultsStore(runner.store.path / FOLDER, about)
+    deeper = Runner(task, store, replace(runner.settings, k=DEPTH), work=runner.work)
+    first, names = len(task.val), [judgements.query_ids[int(row)] for row in task.test.source]
+    points: list[tuple[str, System, int]] = [("exact", System(backend=EXACT), 1)]
     for family in tested:
         at = family.nearest("flops", "recall@10", TARGET)
         if at is not None and (family.role == "baseline" or family.name == chosen):
@@ -64,17 +66,17 @@ def relevance_table(running: Bench, tested: list[Family], chosen: str | None, gi
     for name, system, budget in points:
         deeper.answer(system, [budget])
         run = store.get(system, budget)
-        found = measure(given.qrels, names, given.key_ids, run.ids[held:], run.scores[held:])
-        exact = exact or found
-        apart = difference(found, exact, seed=seed)
+        measured = measure(judgements.qrels, names, judgements.key_ids, run.ids[first:], run.scores[first:])
+        exact = exact or measured
+        apart = difference(measured, exact, seed=seed)
         cells = []
-        for measured in MEASURES:
-            text = f"{found.means[measured]:.4f}"
-            if found is not exact:
-                d = apart[measured]
+        for name_of_measure in MEASURES:
+            text = f"{measured.means[name_of_measure]:.4f}"
+            if measured is not exact:
+                d = apart[name_of_measure]
                 text += f" ({d.value:+.4f}, {d.low:+.4f} to {d.high:+.4f})"
             cells.append(text)
-        where = "-" if system.engine == "flat" else f"{system.cells:,} cells, {spent(system, budget)}"
+        where = "-" if system.backend == EXACT else f"{system.cells:,} cells, {spent(system, budget)}"
         rows.append([name, where, *cells])
     assert exact is not None
     note = (

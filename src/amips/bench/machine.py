@@ -13,7 +13,7 @@ from amips.blas import faiss
 from amips.version import __version__
 
 
-def describe() -> dict[str, str]:
+def describe_machine() -> dict[str, str]:
     """The processor, its threads, and the versions that matter."""
     return {
         "cpu": _processor(),

@@ -29,8 +29,9 @@ from amips.bench.figures import (
     thousands,
 )
 from amips.bench.summary import SUMMARY, Chart, Panel, Series, Summary, Table, load_summary
-from amips.errors import AmipsError, ResultsError
-from amips.files import write_atomic
+from amips.errors import ResultsError
+from amips.extras import needs_extra
+from amips.files import check_output_file, write_atomic
 
 TEMPLATE = "report.html"
 NUMBER = re.compile(
@@ -52,18 +53,12 @@ SHAPES = {
 }
 
 
-def report(results: str | Path, out: str | Path) -> Path:
+def write_page(results: str | Path, out: str | Path) -> Path:
     """Write the summary in the directory `results` as one self-contained HTML page; returns its path."""
-    out = Path(out)
     summary = load_summary(results)
-    try:
+    out = check_output_file(out, ResultsError)
+    with needs_extra("amips report", "bench", "plotly"):
         from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise AmipsError("amips report needs plotly; pip install 'amips[bench]'") from None
-    if not out.parent.is_dir():
-        raise ResultsError(f"cannot write {out}: {out.parent} is not a directory")
-    if out.is_dir():
-        raise ResultsError(f"cannot write {out}: it is a directory")
     try:
         parts = page(summary)
     except (TypeError, ValueError, AttributeError) as problem:  # values of another type than declared
@@ -81,15 +76,15 @@ def report(results: str | Path, out: str | Path) -> Path:
 
 def page(summary: Summary) -> dict[str, str]:
     """What fills the template, but for plotly itself: title, content and the plots as JSON."""
-    given = looks(summary)
-    index = {name: place for place, name in enumerate(given)}
+    looks_of = looks(summary)
+    index = {name: place for place, name in enumerate(looks_of)}
     plots: list[dict[str, Any]] = []
 
     def charts(some: list[Chart], prefix: str) -> str:
         drawn = []
         for place, chart in enumerate(some):
             plots.append(_plot(chart, f"{prefix}-{place}", index))
-            drawn.append(_chart(chart, plots[-1], given))
+            drawn.append(_chart(chart, plots[-1], looks_of))
         return "\n".join(drawn)
 
     shown = [
@@ -99,7 +94,7 @@ def page(summary: Summary) -> dict[str, str]:
         _section("training", "Training", charts(summary.curves, "curve")),
         _section("method", "How it was measured", _method(summary)),
     ]
-    data = {"looks": [asdict(look) for look in given.values()], "plots": plots}
+    data = {"looks": [asdict(look) for look in looks_of.values()], "plots": plots}
     return {
         "title": _text(summary.title),
         "verdict": _verdict(summary.verdict),
@@ -175,7 +170,7 @@ def _table(table: Table) -> str:
     )
 
 
-def _chart(chart: Chart, plot: dict[str, Any], given: dict[str, Look]) -> str:
+def _chart(chart: Chart, plot: dict[str, Any], looks_of: dict[str, Look]) -> str:
     name = plot["id"]
     panels = []
     for panel, drawn in zip(chart.panels, plot["panels"], strict=True):
@@ -190,7 +185,9 @@ def _chart(chart: Chart, plot: dict[str, Any], given: dict[str, Look]) -> str:
     for panel in chart.panels:
         for one in contents(panel):
             kinds.setdefault(one.name, one if isinstance(one, Series) else None)
-    keys = "".join(_key(series, one, given[one], list(given).index(one)) for one, series in kinds.items())
+    keys = "".join(
+        _key(series, one, looks_of[one], list(looks_of).index(one)) for one, series in kinds.items()
+    )
     legend = f'<ul class="legend" aria-label="Series; click to hide or show">{keys}</ul>' if keys else ""
     switch = '<label class="switch"><input type="checkbox"> Logarithmic x axis</label>'
     tools = legend + (switch if any(panel["x"]["switch"] for panel in plot["panels"]) else "")

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import AmipsError
+from amips.extras import needs_extra
 
 Doubles = NDArray[np.float64]
 Qrels = Mapping[str, Mapping[str, int]]
@@ -53,7 +54,7 @@ class Difference:
 def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     """Judgements by query and key: BEIR's three columns with a header, or TREC's four without."""
     path = Path(path)
-    found: dict[str, dict[str, int]] = {}
+    judged: dict[str, dict[str, int]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as f:
             for number, row in enumerate(csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
@@ -65,16 +66,16 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
                         f"{path} line {number}: expected query-id, corpus-id, score, set apart by tabs"
                     )
                 try:
-                    found.setdefault(cells[0], {})[cells[-2]] = int(cells[-1])
+                    judged.setdefault(cells[0], {})[cells[-2]] = int(cells[-1])
                 except ValueError:
                     raise AmipsError(f"{path} line {number}: {cells[-1]!r} is not a whole score") from None
     except FileNotFoundError:
         raise AmipsError(f"{path} does not exist") from None
     except (UnicodeDecodeError, csv.Error) as problem:
         raise AmipsError(f"{path} is not a readable table: {problem}") from None
-    if not found:
+    if not judged:
         raise AmipsError(f"{path} holds no judgements")
-    return found
+    return judged
 
 
 def measure(
@@ -97,10 +98,8 @@ def measure(
             everywhere in amips (trec_eval would take the larger name).
         drop_same_id: Leave out an answer with the id of its query: for data whose queries are keys (Quora).
     """
-    try:
+    with needs_extra("relevance", "text", "ir_measures"):
         import ir_measures
-    except ModuleNotFoundError:
-        raise AmipsError("relevance needs ir-measures; pip install 'amips[text]'") from None
     ids, scores = np.asarray(ids), np.asarray(scores)
     _check(query_ids, key_ids, ids, scores)
     judged = [

@@ -13,20 +13,20 @@ alone, so that a new metric costs nothing and any figure can be traced.
 
 import io
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.bench.machine import describe
+from amips.bench.machine import describe_machine
 from amips.bench.systems import System
 from amips.errors import ResultsError
-from amips.files import differing, read_json, write_atomic, write_json
+from amips.files import begin_output, read_json, write_atomic, write_json
 
 RESULTS, RUNS, WORK = "results.json", "runs", "work"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Run:
     times: dict[str, NDArray[np.float64]]
 
 
-class Store:
+class ResultsStore:
     """A results directory, of one task."""
 
     def __init__(self, path: str | Path, about: dict[str, Any] | None = None) -> None:
@@ -65,20 +65,7 @@ class Store:
                 raise ResultsError(f"{path} holds no {RESULTS}: it is not the results of amips bench")
             self.about = read_json(self.path / RESULTS, ResultsError)
             return
-        if (self.path / RESULTS).exists():
-            found = read_json(self.path / RESULTS, ResultsError)
-            if different := differing(found, about):
-                raise ResultsError(
-                    f"{path} holds results of another task or other settings ({different} differ); "
-                    "choose another out"
-                )
-        elif self.path.exists() and (
-            not self.path.is_dir() or any(file.name[0] != "." for file in self.path.iterdir())
-        ):
-            raise ResultsError(f"{path} holds something else; choose another out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / RESULTS).exists():  # first of all: without it the rest is something else
-            write_json(self.path / RESULTS, about)
+        begin_output(path, about, ResultsError, what="the results of a bench", mark=RESULTS)
         (self.path / RUNS).mkdir(exist_ok=True)
         (self.path / WORK).mkdir(exist_ok=True)
         self.about = about
@@ -101,13 +88,13 @@ class Store:
         described = {
             "kind": "run",
             "format": FORMAT,
-            "system": asdict(run.system),
+            "system": run.system.to_json(),
             "name": run.system.name,
             "budget": run.budget,
             "network": run.network,
             "coarse": run.coarse,
             "seed": seed,
-            "machine": describe(),
+            "machine": describe_machine(),
         }
         write_json(self._file(run.system, run.budget, ".json"), described)
 
@@ -125,11 +112,11 @@ class Store:
         They are known by their file names. What a description says of the system is for people: since then
         its router may have been moved, trained anew or removed.
         """
-        found = []
+        stored = []
         for system in systems:
             paths = (self.path / RUNS).glob(f"{system.slug}-b*.json")
-            found += sorted((self._read(path, system) for path in paths), key=lambda run: run.budget)
-        return found
+            stored += sorted((self._read(path, system) for path in paths), key=lambda run: run.budget)
+        return stored
 
     def _read(self, path: Path, system: System) -> Run:
         about = read_json(path, ResultsError)

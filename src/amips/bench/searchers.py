@@ -7,19 +7,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.backends import Backend, DropIn
-from amips.backends.backend import rungs
-from amips.bench.systems import System
+from amips.backends import Backend, DropIn, rungs
+from amips.bench.systems import EXACT, System
 from amips.blas import faiss
-from amips.search import Cost, Searcher
-from amips.search.points import mass_bounds
-from amips.search.searcher import DROP_IN_CANDIDATES
+from amips.search import DROP_IN_CANDIDATES, Cost, Searcher, mass_bounds
 from amips.vectors import Floats, Vectors
 
 Ids = NDArray[np.int64]
 Search = Callable[[Floats, int, int], tuple[Floats, Ids]]
 
-NOT_TOLD = -1  # keys, cells and FLOPs of a search whose engine does not tell
+NOT_TOLD = -1  # keys, cells and FLOPs of a search whose backend does not tell
 
 
 class SystemSearch(Protocol):
@@ -41,26 +38,22 @@ class SystemSearch(Protocol):
 
 @dataclass(frozen=True)
 class CellSearch:
-    """Cells, routed; the budget is the number of probes, or the number of a bound on the share."""
+    """Cells, routed; the budget is the number of probes, or the number of a bound on the mass."""
 
     system: System
     searcher: Searcher
 
     def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """Route, then scan."""
-        if self.system.stop == "share":
-            return self.searcher.search(x, k, share=mass_bounds()[budget])
-        if self.system.route == "cells":
-            return self.searcher.search(x, k, budget)
-        rescore = self.system.route == "drop-in-rescored"
-        return self.searcher.search(x, k, budget, route="drop-in", rescore=rescore)
+        """Choose cells, then scan."""
+        if self.system.mode == "cells":
+            return self.searcher.search(x, k, **effort(self.system, budget))
+        rescore = self.system.mode == "drop-in-rescored"
+        return self.searcher.search(x, k, probes=budget, drop_in=True, rescore=rescore)
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
         """Network, coarse and scan; a drop-in that scores candidates again pays for them."""
-        if self.system.stop == "share":
-            return self.searcher.cost(x, k=k, share=mass_bounds()[budget])
-        cost = self.searcher.cost(x, budget, k)
-        if self.system.route != "drop-in-rescored":
+        cost = self.searcher.cost(x, k, **effort(self.system, budget))
+        if self.system.mode != "drop-in-rescored":
             return cost
         again = 2 * self.searcher.d * np.minimum(cost.scanned, k * DROP_IN_CANDIDATES)
         return replace(cost, scan=cost.scan + again)
@@ -69,9 +62,9 @@ class CellSearch:
     def ways(self) -> dict[str, Search]:
         """Centroid routing can be left to FAISS altogether: the baseline may have the faster of both."""
         ways: dict[str, Search] = {"amips": self.search}
-        engine: Any = self.searcher.store
-        if self.system.role == "baseline" and self.system.storage == "flat":
-            ways["faiss"] = faiss_search(engine.index)
+        store: Any = self.searcher.store
+        if self.system.role == "baseline" and store.storage == "flat":
+            ways["faiss"] = faiss_search(store.index)
         return ways
 
 
@@ -99,17 +92,17 @@ class ExactSearch:
 
 @dataclass(frozen=True)
 class BackendSearch:
-    """An engine that searches by itself, with x or with the predicted key; the budget is its own."""
+    """A backend that searches by itself, with x or with the predicted key; the budget is its own."""
 
-    engine: Backend | DropIn
+    backend: Backend | DropIn
 
     def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """The engine's."""
-        return self.engine.find(x, k, budget)
+        """The backend's."""
+        return self.backend.find(x, k, budget)
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
-        """What the engine tells."""
-        cost = self.engine.cost(x, k, budget)
+        """What the backend tells."""
+        cost = self.backend.cost(x, k, budget)
         if cost is not None:
             return cost
         unknown = np.full(len(x), NOT_TOLD, np.int64)
@@ -117,20 +110,28 @@ class BackendSearch:
 
     @property
     def ways(self) -> dict[str, Search]:
-        """The engine's."""
-        return {"engine": self.search}
+        """The backend's."""
+        return {"backend": self.search}
+
+
+def effort(system: System, budget: int) -> dict[str, Any]:
+    """What a budget of a system of cells is for `Searcher.search`: so many probes, or a bound on the mass."""
+    assert system.design is not None
+    return {"min_mass": mass_bounds()[budget]} if system.design.stop == "mass" else {"probes": budget}
 
 
 def budgets(system: System) -> list[int]:
     """The ladder of a system, from cheap to dear; for cells 1, 2, 3, 4, 6, 8, 12, 17, ... up to all."""
-    if system.engine == "flat":
+    if system.backend == EXACT:
         return [1]
-    return list(range(len(mass_bounds()))) if system.stop == "share" else rungs(system.cells)
+    assert system.design is not None
+    return list(range(len(mass_bounds()))) if system.design.stop == "mass" else rungs(system.cells)
 
 
 def spent(system: System, budget: int) -> str:
     """What a budget of a system of cells means, in words."""
-    return f"shares from {mass_bounds()[budget]:.2g}" if system.stop == "share" else f"{budget:,} probes"
+    bound = effort(system, budget).get("min_mass")
+    return f"{budget:,} probes" if bound is None else f"cells with a mass of at least {bound:.2g}"
 
 
 def faiss_search(index: Any) -> Search:
@@ -143,7 +144,7 @@ def faiss_search(index: Any) -> Search:
     return search
 
 
-def open_flat(keys: Vectors) -> ExactSearch:
+def open_exact(keys: Vectors) -> ExactSearch:
     """Every key in a FAISS flat index."""
     index = faiss.IndexFlatIP(keys.d)
     for _, block in keys.blocks():

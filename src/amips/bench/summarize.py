@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from amips.backends import BACKENDS, backend_class
-from amips.bench.backend_tables import hosted_sentences, hosted_tables, pairs, silent_sentences
+from amips.backends import backend_class
+from amips.bench.backend_tables import gain_sentences, gain_tables, pairs, silent_sentences
 from amips.bench.derive import (
     Axis,
     Bootstrap,
@@ -15,19 +15,20 @@ from amips.bench.derive import (
     Measured,
     Metric,
     baseline,
-    front,
     on_test,
     on_val,
     within,
     yardstick_seconds,
 )
 from amips.bench.facts import facts, top_scores, training_curves
-from amips.bench.machine import describe, threads
-from amips.bench.runner import Settings
-from amips.bench.results import Run, Store
+from amips.bench.machine import describe_machine, threads
+from amips.bench.results import Run
+from amips.bench.runner import Runner, Settings
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.bench.systems import CENTROID, LINEAR, System
+from amips.bench.systems import System, searches_by_itself
 from amips.bench.verdict import TARGETS, best_system, give_verdict
+from amips.design import RouterSpec
+from amips.metrics import front
 from amips.task import Task
 
 AXES: dict[Axis, str] = {
@@ -41,21 +42,21 @@ AXES: dict[Axis, str] = {
 METRICS: tuple[Metric, ...] = ("recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr")
 
 
-def summarize(task: Task, store: Store, settings: Settings, systems: list[System], work: Path) -> Summary:
+def summarize(runner: Runner, systems: list[System]) -> Summary:
     """Everything that is said of stored runs; the runs of other systems in the store are left out."""
-    runs = store.runs(systems)
+    task, settings, runs = runner.task, runner.settings, runner.store.runs(systems)
     tested = on_test(runs, task)
     seconds = yardstick_seconds(runs)
     batch = min(settings.batch, len(task.test))
     bootstrap = Bootstrap(np.asarray(task.test.source), seed=settings.seed)
-    held = on_val(runs, task)
-    on_engines = pairs(tested)
-    hosted = [*hosted_sentences(on_engines, bootstrap, batch), *silent_sentences(on_engines)]
-    verdict = give_verdict(tested, held, bootstrap, len(task.test), batch, seconds, hosted)
-    best = best_system(held)
+    val = on_val(runs, task)
+    compared = pairs(tested)
+    more = [*gain_sentences(compared, bootstrap, batch), *silent_sentences(compared)]
+    verdict = give_verdict(tested, val, bootstrap, len(task.test), batch, seconds, more)
+    best = best_system(val)
     values = {
         "chosen": verdict.chosen,
-        "best": None if best is None else {"routed by": best.family, "cells": best.cells},
+        "best": None if best is None else best.to_json(),
         "costs": _costs(tested, seconds, task),
         "points": [_point(run, family.name, seconds) for family in tested for run in family.runs],
     }
@@ -65,25 +66,28 @@ def summarize(task: Task, store: Store, settings: Settings, systems: list[System
         verdict=verdict.sentences,
         tables=[
             _ratio_table(tested, bootstrap, batch),
-            *hosted_tables(on_engines, bootstrap, batch),
+            *gain_tables(compared, bootstrap, batch),
             _cost_table(tested, seconds, task),
             _point_table(tested, seconds, task),
         ],
         charts=[*_charts(tested, seconds, task), *top_scores(task)],
         facts=facts(task),
-        curves=training_curves(_trained(systems, work)),
+        curves=training_curves(_trained(runner, systems)),
         method=_method(task, settings, batch, runs),
-        machine=describe(),
+        machine=describe_machine(),
         values=values,
     )
 
 
-def _trained(systems: list[System], work: Path) -> dict[str, str]:
+def _trained(runner: Runner, systems: list[System]) -> dict[str, str]:
     """Directories of the runs that were compared, and what they are called."""
-    own = {system.router: system.label or Path(system.router).name for system in systems}
-    named = {run: name for run, name in own.items() if run not in (CENTROID, LINEAR)}
-    trained = [system for system in systems if system.router == LINEAR and system.engine == "ivf"]
-    return named | {str(work / s.linear_name): f"{s.label or LINEAR}, {s.cells:,} cells" for s in trained}
+    runs = {system.run: system.label or Path(system.run).name for system in systems if system.run}
+    for system in systems:
+        design = system.design
+        if design is not None and design.recipe is not None and isinstance(design.router, RouterSpec):
+            label = f"{system.label or design.router.kind}, {system.cells:,} cells"
+            runs.setdefault(str(runner.builder.run_directory(design)), label)
+    return runs
 
 
 def _point(measured: Measured, family: str, seconds: dict[str, float]) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> 
     rows = []
     for cost in _costs(tested, seconds, task):
         family = next(family for family in tested if family.name == cost["family"])
-        unknown = "not reached" if family.told("flops") else "not told"
+        unknown = "not reached" if family.knows("flops") else "not told"
         shares = [cost["flops"], cost["scanned"]]
         times = [cost[axis] for axis in ("single/1", "single/all", "batch/1", "batch/all")]
         rows.append(
@@ -148,13 +152,14 @@ def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Tabl
             if base is None or family.role != "contender" or family.host is not None:
                 continue
             ratios = [bootstrap.ratio(base, family, axis, metric, target) for axis in axes]
-            cells = ["-" if r is None else f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios]
+            cells = ["-" if r is None else str(r) for r in ratios]
             rows.append([f"{metric} {target:.2f}", family.name, *cells])
     head = ["recall", "routed by", "FLOPs", "keys scanned", "time: batch 1, 1 thread", "batch 1, all"]
     head += [f"batch {batch:,}, 1 thread", f"batch {batch:,}, all"]
     note = (
         "How many times less than the best centroid routing: above 1 is a gain. In brackets the 95 % "
-        "bootstrap interval over queries, for times over rounds too; - where one does not reach the recall."
+        "bootstrap interval over queries, for times over rounds too, where it is known; - where one does not "
+        "reach the recall."
     )
     return Table("Against the best FAISS IVF", head, rows, note)
 
@@ -163,7 +168,7 @@ def _point_table(tested: list[Family], seconds: dict[str, float], task: Task) ->
     """The points of each family's FLOPs front, or of its front of time if FLOPs are not told."""
     rows = []
     for family in tested:
-        axis: Axis = "flops" if family.told("flops") else "single/1"
+        axis: Axis = "flops" if family.knows("flops") else "single/1"
         for i in front(family.costs(axis), family.recalls("recall@10")):
             run = family.runs[int(i)].run
             point = _point(family.runs[int(i)], family.name, seconds)
@@ -186,7 +191,7 @@ def _point_table(tested: list[Family], seconds: dict[str, float], task: Task) ->
 
 def _charts(tested: list[Family], seconds: dict[str, float], task: Task) -> list[Chart]:
     """Recall@10 against each of the axes, then recall@1."""
-    made = []
+    charts = []
     groups: list[tuple[str, str, tuple[Axis, ...]]] = [
         ("cost", "against FLOPs, keys scanned and time", ("flops", "scanned", "single/1")),
         ("time", "against time", ("single/1", "single/all", "batch/1", "batch/all")),
@@ -199,8 +204,8 @@ def _charts(tested: list[Family], seconds: dict[str, float], task: Task) -> list
             if panels:
                 slug = f"{metric.replace('@', '')}-{name}"
                 caption = "The front of each way of routing, over all its numbers of cells and probes."
-                made.append(Chart(slug, f"{metric[0].upper()}{metric[1:]} {words}", panels, caption))
-    return made
+                charts.append(Chart(slug, f"{metric[0].upper()}{metric[1:]} {words}", panels, caption))
+    return charts
 
 
 def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, float], task: Task) -> Panel:
@@ -227,14 +232,15 @@ def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, 
 
 def _budget_of(system: System) -> str:
     """What a budget counts."""
-    by_itself = system.engine in BACKENDS and not system.routed
-    return backend_class(system.engine).budget if by_itself else "probes"
+    if searches_by_itself(system) and system.backend is not None:
+        return backend_class(system.backend).budget
+    return "probes"
 
 
 def _budgets_of(tested: list[Family]) -> str:
-    """The budgets of engines that search by themselves, for a note."""
+    """The budgets of backends that search by themselves, for a note."""
     systems = [family.runs[0].run.system for family in tested]
-    own = {backend_class(s.engine).title: _budget_of(s) for s in systems if _budget_of(s) != "probes"}
+    own = {backend_class(str(s.backend)).title: _budget_of(s) for s in systems if _budget_of(s) != "probes"}
     return "".join(f" For {title} the budget is {budget}." for title, budget in own.items())
 
 
@@ -249,8 +255,8 @@ def _cells_of(runs: list[Run]) -> str:
 
 def _method(task: Task, settings: Settings, batch: int, runs: list[Run]) -> list[str]:
     deep = ", ".join(f"{count:,}" for count in within(task.n))
-    taken = sorted({len(seconds) for run in runs for seconds in run.times.values()})
-    rounds = " to ".join(str(count) for count in dict.fromkeys((taken[0], taken[-1]))) if taken else "0"
+    counts = sorted({len(seconds) for run in runs for seconds in run.times.values()})
+    rounds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     singles = min(settings.singles, batch)
     return [
         f"Recall and costs are of {len(task.test):,} test queries that nothing was trained on; the contender "

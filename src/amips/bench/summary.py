@@ -1,10 +1,10 @@
-"""What a bench or a study ends in: sentences, tables and charts, as plain values in one JSON file.
+"""What a bench or an experiment ends in: sentences, tables and charts, as plain values in one JSON file.
 
     results/
       summary.json    what is defined here; the report, the figures and the documentation are drawn from it
-      runs/           raw runs, from which a bench derives its summary (see `bench.store`)
+      runs/           raw runs, from which a bench derives its summary (see `bench.results`)
 
-Charts are described, not drawn: the same description becomes an interactive page (`bench.report`) and
+Charts are described, not drawn: the same description becomes an interactive page (`bench.page`) and
 PNG or SVG files (`bench.figures`).
 """
 
@@ -89,7 +89,7 @@ class Summary:
     """Everything a reader is told.
 
     Args:
-        name: "bench", or the name of the study.
+        name: "bench", or the name of the experiment.
         title: a headline.
         verdict: sentences, the most important first.
         tables, charts: in the order in which they are shown.
@@ -120,12 +120,18 @@ class Summary:
 
 
 def load_summary(directory: str | Path) -> Summary:
-    """Read summary.json of a results directory."""
+    """Read summary.json of a results directory; of a training run, how it went."""
     path = Path(directory) / SUMMARY
     if not path.exists():
+        from amips.bench.facts import is_run, training_summary  # what they make is a summary
+
+        if is_run(directory):
+            return training_summary(directory)
         if (Path(directory) / "results.json").exists():
             raise ResultsError(f"{directory} holds an unfinished bench; give its command again to finish it")
-        raise ResultsError(f"{directory} holds no {SUMMARY}: it is not the results of amips bench or study")
+        raise ResultsError(
+            f"{directory} holds no {SUMMARY}: not results of amips bench, an experiment or a training run"
+        )
     values = read_json(path, ResultsError)
     if values.pop("kind", None) != "summary" or values.pop("format", None) != FORMAT:
         raise ResultsError(f"{path} is not a summary that this version of amips reads")

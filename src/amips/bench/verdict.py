@@ -29,8 +29,8 @@ class Verdict:
 def choose(on_val: list[Family]) -> str | None:
     """The contender that costs the fewest FLOPs on the val queries at the highest recall any reaches.
 
-    Where none reaches any, the one that comes nearest. A model on an engine of its own is no contender of
-    FAISS IVF: what it gains, or loses, may be the engine's.
+    Where none reaches any, the one that comes nearest. A model on a backend is no contender of FAISS IVF:
+    what it gains, or loses, may be the backend's.
     """
     contenders = [family for family in on_val if family.role == "contender" and family.host is None]
     for target in HEADLINES:
@@ -50,9 +50,9 @@ def best_system(on_val: list[Family]) -> System | None:
     families = [family for family in on_val if family.role != "reference" and family.host is None]
     routed = [run for family in families for run in family.runs]
     for target in HEADLINES:
-        found = Family("routed", "contender", routed).nearest("flops", "recall@10", target)
-        if found is not None:
-            return found.run.system
+        best = Family("routed", "contender", routed).nearest("flops", "recall@10", target)
+        if best is not None:
+            return best.run.system
     return None
 
 
@@ -94,12 +94,13 @@ def _comparison(base: Family, ours: Family, bootstrap: Bootstrap, queries: int, 
         if timed is not None:
             ratios[f"time at {words}"] = timed
             parts.append(f"{in_words(timed, 'time', 'less', 'more')} ({words})")
-    known = {name: ratio for name, ratio in ratios.items() if not math.isinf(ratio.high)} or ratios
+    intervals = "; ".join(f"{what} {ratio}" for what, ratio in ratios.items())
+    where = "" if all(ratio.known for ratio in ratios.values()) else " where these are known"
     return [
         _conclusion(ratios),
         f"At recall@10 = {target:.2f} on {queries:,} held-out queries, {ours.name} ({_cells(ours, target)}) "
         f"against the best FAISS IVF ({_cells(base, target)}), one thread: {', '.join(parts)}.",
-        f"How many times less, with 95 % intervals: {'; '.join(map(interval, known, known.values()))}.",
+        f"How many times less, with 95 % intervals{where}: {intervals}.",
         *_regimes(base, ours, bootstrap, {"flops": "FLOPs", **{axis: f"time at {w}" for axis, w in axes}}),
     ]
 
@@ -107,7 +108,7 @@ def _comparison(base: Family, ours: Family, bootstrap: Bootstrap, queries: int, 
 def _conclusion(ratios: dict[str, Ratio]) -> str:
     """In a few words: what is surely saved, by more than a trifle."""
     saved = [name for name, ratio in ratios.items() if ratio.better and ratio.value > 1 + SMALL]
-    unknown = [name for name, ratio in ratios.items() if math.isinf(ratio.high)]
+    unknown = [name for name, ratio in ratios.items() if not (ratio.known or ratio.better or ratio.worse)]
     lost = [name for name in ratios if name not in [*saved, *unknown]]
     if not saved:
         return "On this data, with these models, learning does not pay."
@@ -130,13 +131,11 @@ def _regimes(base: Family, ours: Family, bootstrap: Bootstrap, axes: dict[Axis, 
                 there, here = (f.cost_at(axis, "recall@10", target) for f in (base, ours))
                 if math.isnan(here) and not math.isnan(there):
                     missed.append(target)
-            elif math.isinf(ratio.high):
-                continue
             elif ratio.better and ratio.value > 1 + SMALL:
                 places["less"].append(target)
             elif ratio.worse and ratio.value < 1 - SMALL:
                 places["more"].append(target)
-            else:
+            elif ratio.known:
                 places["as much"].append(target)
         parts = [f"{word} at recall@10 {_listed(at)}" for word, at in places.items() if at]
         if parts:
@@ -179,16 +178,11 @@ def _references(
 
 def in_words(ratio: Ratio, what: str, less: str, more: str) -> str:
     """ "1.9x fewer FLOPs", "1.2x more time" or "the same FLOPs"."""
-    if math.isinf(ratio.high):
+    if not (ratio.known or ratio.better or ratio.worse):
         return f"{what} not known well enough"
     if not (ratio.better or ratio.worse) or abs(ratio.value - 1) <= SMALL:
         return f"about the same {what}"
     return f"{ratio.value:.2f}x {less} {what}" if ratio.value > 1 else f"{1 / ratio.value:.2f}x {more} {what}"
-
-
-def interval(what: str, ratio: Ratio) -> str:
-    """The ratio with its 95 % interval."""
-    return f"{what} {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def _cells(family: Family, target: float) -> str:

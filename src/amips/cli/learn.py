@@ -116,7 +116,7 @@ def gain_lines(model: Model) -> list[str]:
     centroid = [f"centroid routing {shown('centroid')}"] if metric in about.get("centroid", {}) else []
     figures = [*centroid, f"untrained {shown('start')}", f"trained {shown('val')}"]
     lines = [f"{what}, on val: {', '.join(figures)}"]
-    if not about["best_step"]:
+    if not about["blend"]:
         lines.append("training did not improve on the start: the untrained network is kept")
     elif centroid and about["val"][metric] >= about["centroid"][metric]:
         lines.append("centroid routing scans no more: train with more queries, or build without this model")

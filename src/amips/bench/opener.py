@@ -1,0 +1,147 @@
+"""Systems made ready to search: designs by the builder, other libraries' indexes built once and kept."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amips.backends import MANIFEST, Backend, DropIn, backend_class
+from amips.backends import build as build_backend
+from amips.backends import load as load_backend
+from amips.bench.searchers import BackendSearch, CellSearch, SystemSearch, budgets, open_exact
+from amips.bench.systems import EXACT, SLUG_DIGEST, System, searches_by_itself
+from amips.builder import Builder
+from amips.cells import fingerprint_of
+from amips.design import OWN
+from amips.errors import AmipsError, BundleError, ResultsError, RunError
+from amips.nets import Model, load_model
+from amips.routers import check_fits
+from amips.search import Searcher, estimate_routing
+
+LEARN_FROM = 20_000  # queries, for backends that learn from them
+
+
+class Opener:
+    """Opens systems on one task. The last index and the last backend stay open: several systems may use them.
+
+    Args:
+        builder: makes the cells, routers and indexes of designs.
+        work: a directory that backends are kept in.
+    """
+
+    def __init__(self, builder: Builder, work: Path) -> None:
+        self.builder, self.task, self.work = builder, builder.task, work
+        self._backend: tuple[Path, Backend] | None = None
+
+    def check(self, system: System) -> None:
+        """Refuse what cannot be run, before anything is."""
+        if system.backend not in (None, EXACT):
+            assert system.backend is not None
+            backend_class(system.backend).require()
+        if system.design is not None:
+            try:
+                self.builder.check(system.design)
+            except AmipsError as problem:
+                raise AmipsError(f"{system.name}: {problem}") from None
+        if system.run:
+            self._check_model(system, load_model(system.run))
+
+    def _check_model(self, system: System, model: Model) -> None:
+        if model.d != self.task.d or model.c not in (1, system.cells if system.routed else 1):
+            raise RunError(
+                f"{system.run} scores {model.c} cells in dimension {model.d}: it does not fit "
+                f"{system.cells} cells in dimension {self.task.d}"
+            )
+        if system.mode != "cells" and model.c != 1:
+            raise RunError(f"{system.run} scores cells: mode={system.mode!r} needs a model of one key")
+        cells = "" if model.c == 1 or system.design is None else self._known_cells(system)
+        check_fits(model, self.task.fingerprint, cells)
+
+    def _known_cells(self, system: System) -> str:
+        """The fingerprint of a system's cells if these are the task's own; "" if they are not made yet."""
+        assert system.design is not None
+        own = system.design.query_aware in (None, self.task.query_aware) and system.cells == self.task.c
+        return fingerprint_of(self.task.cells.assignment) if own else ""
+
+    def open(self, system: System) -> SystemSearch:
+        """A system ready to search."""
+        if system.backend == EXACT:
+            return open_exact(self.task.key_vectors)
+        if searches_by_itself(system):
+            return self._by_itself(system)
+        return CellSearch(system, self.searcher(system))
+
+    def searcher(self, system: System) -> Searcher:
+        """A system whose cells amips chooses, with the temperature of its stopping rule."""
+        if not system.routed or system.design is None:
+            raise AmipsError(f"{system.name} has no cells that amips chooses: it cannot be a bundle")
+        model: Any = load_model(system.run) if system.run else OWN
+        if system.backend is None:
+            return self.builder.searcher(system.design, model)
+        model = model if system.run else self.builder.model(system.design)
+        # A backend whose cells a system routes is a `RoutableBackend`: the system has seen to that.
+        store: Any = self.backend(system)
+        searcher = Searcher(store, model, fingerprint=self.task.fingerprint, design=system.design)
+        check_fits(model, self.task.fingerprint, searcher.cells_fingerprint)
+        temperature = estimate_routing(searcher, self.task.val).temperature
+        return Searcher(store, model, fingerprint=self.task.fingerprint, temperature=temperature)
+
+    def ladder(self, system: System) -> list[int]:
+        """The budgets of a system, from cheap to dear."""
+        return self.backend(system).budgets() if searches_by_itself(system) else budgets(system)
+
+    def _by_itself(self, system: System) -> BackendSearch:
+        backend = self.backend(system)
+        if not system.run:
+            return BackendSearch(backend)
+        model = load_model(system.run)
+        check_fits(model, self.task.fingerprint, "")
+        return BackendSearch(DropIn(backend, model, np.asarray(self.task.keys)))
+
+    def backend(self, system: System) -> Backend:
+        """The backend of a system, kept on disk, and open until another is asked for.
+
+        One that learns from queries learns from those that it will be asked: x, or predicted keys. Both may
+        be searched in turns: such backends are libraries, which have nothing to close.
+        """
+        assert system.backend is not None
+        folder = self.work / self._folder(system)
+        if self._backend is not None and self._backend[0] == folder:
+            return self._backend[1]
+        self.close()
+        if (folder / MANIFEST).exists():
+            try:
+                backend = load_backend(folder)
+            except BundleError as problem:
+                raise ResultsError(f"{problem}; delete {folder}") from None
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted build left
+            queries = np.asarray(self.task.train.queries[:LEARN_FROM])
+            if _learns_mapped(system):
+                queries = load_model(system.run).keys(queries)[:, 0]
+            cells = None if system.design is None else self.builder.cells(system.design)
+            settings = dict(system.settings)
+            keys = self.task.key_vectors
+            backend = build_backend(system.backend, keys, folder, queries=queries, cells=cells, **settings)
+        self._backend = (folder, backend)
+        return backend
+
+    def _folder(self, system: System) -> str:
+        """Systems that differ only in what chooses cells share one backend."""
+        words = [str(system.backend), *(f"{name}-{value}" for name, value in system.settings)]
+        if system.design is not None:
+            words += [str(system.cells), system.design.fingerprint("structure", "cells", "query_aware")]
+        return "-".join([*words, system.slug[-SLUG_DIGEST:]] if _learns_mapped(system) else words)
+
+    def close(self) -> None:
+        """Let go of the backend that is open, and of its server."""
+        if self._backend is not None:
+            self._backend[1].close()
+            self._backend = None
+
+
+def _learns_mapped(system: System) -> bool:
+    """Whether a backend learns from queries, and will be asked predicted keys."""
+    assert system.backend is not None
+    return backend_class(system.backend).learns and system.mode == "drop-in-rescored"
