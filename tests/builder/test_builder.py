@@ -128,6 +128,14 @@ class TestOneDesign:
         second = [made.second_cells(Design(30, 0.0, None, spill_fraction=f), None) for f in (0.1, 0.2)]
         assert [int((some >= 0).sum()) for some in second] == [300, 600]
 
+    def test_another_task_or_seed_in_the_same_directory_does_not_get_it(self, big, task, tmp_path):
+        one = Builder(big[0], tmp_path)
+        for other in (Builder(task, tmp_path), Builder(big[0], tmp_path, seed=5)):
+            assert other.index(Design.plain(20)).n == other.task.n
+            cells = other.cells(Design(20))
+            assert len(cells.assignment) == other.task.n
+            assert not np.array_equal(cells.assignment, one.cells(Design(20)).assignment)
+
     def test_untrained_is_where_training_begins(self, big):
         task, fresh = big
         made = Builder(task)

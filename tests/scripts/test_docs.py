@@ -121,8 +121,9 @@ def test_every_block_runs_as_printed(page, data, place, capsys):
     for language, text in blocks(page):
         if language == "python":
             exec(compile(text, f"{page.name}: {text.splitlines()[0]}", "exec"), names)
-        elif language == "toml" and "[[system]]" in text:
-            (place / "systems.toml").write_text(text)
+        elif language == "toml":  # its first line may say what the file is called
+            named = re.match(r"# (\S+\.toml)\n", text)
+            (place / (named[1] if named else "systems.toml")).write_text(text)
         elif language in ("", "sh") and not text.startswith(SHOWN):
             run_commands(text)
     indexes = [value for value in names.values() if isinstance(value, Searcher) and value.design is not None]

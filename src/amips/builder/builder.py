@@ -7,6 +7,8 @@ directory/
   index-<fingerprint>/        a bundle
 """
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +85,9 @@ class Builder:
             temporary_directory("amips-build-") if directory is None else local(directory, RunError)
         )
         self.directory.mkdir(parents=True, exist_ok=True)
+        # What is kept belongs to this task and these settings: another builder may use the same directory.
+        inputs = [task.fingerprint, task.options, seed, iterations, points]
+        self._inputs = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
         self._projection: Projection | None = None
         self._store: tuple[str, FaissCellStore] | None = None  # one: an index is what takes memory
         self._dimensions: list[int | None] = []
@@ -118,7 +123,7 @@ class Builder:
         own = (self.task.c, self.task.query_aware)
         if design.query_aware is None or (design.cells, design.query_aware) == own:
             return self.task.cells
-        name = f"cells-{design.fingerprint(*CELLS)}-{self.iterations}-{self.points}-{self.seed}.npz"
+        name = f"cells-{design.fingerprint(*CELLS)}-{self._inputs}.npz"
         return _kept(self.directory / name, lambda: self._partition(design), _write_cells, _read_cells)
 
     def _partition(self, design: Design) -> Cells:
@@ -167,8 +172,8 @@ class Builder:
 
     def run_directory(self, design: Design) -> Path:
         """Where the training run of a design's router is kept."""
-        own = fingerprint_of(self.cells(design).assignment)[:8]
-        return self.directory / f"run-{self.resolved(design).fingerprint(*ROUTER)}-{own}-{self.minutes:g}"
+        name = f"run-{self.resolved(design).fingerprint(*ROUTER)}-{self._inputs}-{self.minutes:g}"
+        return self.directory / name
 
     def _untrained(self, design: Design) -> Model:
         """A linear router at the centroids, a max-affine one too: what training would begin with."""
@@ -206,7 +211,8 @@ class Builder:
 
         if not isinstance(model, Model | None):
             return make()
-        name = f"second-{self.resolved(design).fingerprint(*SECOND)}-{_identity(model)}-{self.recall:g}.npy"
+        parts = (self.resolved(design).fingerprint(*SECOND), self._inputs, _identity(model))
+        name = f"second-{'-'.join(parts)}-{self.recall:g}.npy"
         return _kept(self.directory / name, make, _write_second, _read_second)
 
     def store(self, design: Design, model: Any, second: NDArray[np.int32] | None = None) -> FaissCellStore:
@@ -254,7 +260,8 @@ class Builder:
     def index(self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None) -> Searcher:
         """The index of a design, measured on the val queries; kept as a bundle if the builder made it all."""
         design = self.resolved(design)
-        kept = self.directory / f"index-{design.fingerprint()}-{self.minutes:g}-{self.recall:g}"
+        name = f"index-{design.fingerprint()}-{self._inputs}-{self.minutes:g}-{self.recall:g}"
+        kept = self.directory / name
         own = isinstance(model, str) and second is None
         if own and (kept / "manifest.json").exists():
             try:
