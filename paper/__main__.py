@@ -1,5 +1,5 @@
-"""`python -m paper`: the paper's experiments, a command each, and the pages that are made of their "
-"results."""
+"""`python -m paper`: the paper's experiments, a command each, and the pages that are made of their
+results."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -110,8 +110,8 @@ def title_of(name: str) -> str:
 
 
 def leads(base: Family, ours: Family) -> dict[Axis, float]:
-    """By how much a mapper finds more than x at equal cost, where it does most, by every cost that is "
-    "known."""
+    """By how much a mapper finds more than x at equal cost, where it does most, by every cost that is
+    known."""
     return {axis: lead(base, ours, axis, JUDGED) for axis in AXES if base.knows(axis) and ours.knows(axis)}
 
 

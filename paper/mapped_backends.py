@@ -156,8 +156,8 @@ def method(budgets: dict[str, str], routed: bool) -> str:
 
 
 def _titled(way: Way, family: Family) -> Family:
-    """Among backends the inverted file needs a name; the bench gives it none, because nothing else has "
-    "cells."""
+    """Among backends the inverted file needs a name; the bench gives it none, because nothing else has
+    cells."""
     if way.backend != IVF:
         return family
     return replace(family, name=IVF_TITLE if way.query == "original" else f"{IVF_TITLE}: {family.name}")

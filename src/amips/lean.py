@@ -25,8 +25,7 @@ from amips.vectors import Floats, Vectors
 
 SAMPLE = 1 << 17  # rows that a second moment is taken of: more do not change it
 SMALLEST = 1e-6  # of an eigenvalue, relative to the largest: what queries hardly ever have is no guide
-RANK_FRACTION = 1 / 4  # of the dimensions: enough to choose cells,
-SCAN_FRACTION = 0.4  # ... and to find candidates, where nothing else is known
+RANK_FRACTION = 1 / 4  # of the dimensions: enough to choose cells
 STEP = 16  # reduced dimensions are multiples of this, which is what a processor adds at once
 
 Doubles = NDArray[np.float64]
