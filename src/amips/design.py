@@ -68,6 +68,10 @@ class Design:
                 )
         if type(self.cells) is not int or self.cells < 1:
             raise AmipsError(f"cells={self.cells!r}: expected a whole number, at least 1")
+        if self.recipe is not None and not isinstance(self.recipe, Recipe):
+            raise AmipsError(f"recipe={self.recipe!r}: expected a Recipe, or None for an untrained router")
+        if self.query_aware is not None and not isinstance(self.query_aware, int | float):
+            raise AmipsError(f"query_aware={self.query_aware!r}: expected a number, or None for given cells")
         if self.query_aware is not None and not 0 <= self.query_aware < math.inf:
             raise AmipsError(f"query_aware={self.query_aware}: expected a finite number, not negative")
         object.__setattr__(self, "spill_fraction", checked_fraction(self.spill_fraction))

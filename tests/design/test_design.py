@@ -114,6 +114,8 @@ def test_numbers_that_follow_from_the_data():
         ({"cells": True}, "cells=True"),
         ({"query_aware": -1.0}, "query_aware=-1.0: expected a finite number"),
         ({"query_aware": math.nan}, "query_aware=nan"),
+        ({"query_aware": "x"}, "query_aware='x': expected a number"),
+        ({"recipe": "paper"}, "recipe='paper': expected a Recipe"),
         ({"storage": "zip"}, "storage='zip': expected one of flat, sq8, pq, lean"),
         ({"stop": "now"}, "stop='now': expected one of mass, probes"),
         ({"structure": "tree"}, "structure='tree': expected one of cells"),

@@ -17,7 +17,7 @@ from amips.builder import Builder
 from amips.cells import STRENGTH, default_count
 from amips.design import Design, Storage
 from amips.fitting.settings import Settings
-from amips.index import REFINE, scan_flops
+from amips.index import REFINE, pq_parts, scan_flops
 from amips.lean import reduced_dimension
 from amips.nets import Linear, Recipe
 from amips.routers import router_for
@@ -96,7 +96,7 @@ class Estimator:
             recall = min(recall / CODES_KEEP, (1 + recall) / 2)
         task = self.builder.task
         scanned = routing.at_mass(routing.min_mass_for(recall)).scanned
-        parts = max(1, task.d // 4) if design.storage == "pq" else 0
+        parts = pq_parts(task.d) if design.storage == "pq" else 0
         scan = scan_flops(design.storage, scanned, task.d, REFINE * TOP, design.dimensions or 0, parts)
         router = router_for(model, self.builder.cells(design).centroids)
         return float((router.flops + scan.mean()) / self.full)

@@ -3,7 +3,7 @@
 from amips.index.cell_store import CellStore
 from amips.index.costs import scan_flops
 from amips.index.faiss_store import BESIDE, INDEX, REFINE, SECOND, FaissCellStore
-from amips.index.fill import FEWEST_KEYS
+from amips.index.fill import FEWEST_KEYS, pq_parts
 from amips.index.read import read_array
 from amips.index.top_keys import score_candidates
 
@@ -15,6 +15,7 @@ __all__ = [
     "SECOND",
     "CellStore",
     "FaissCellStore",
+    "pq_parts",
     "read_array",
     "scan_flops",
     "score_candidates",

@@ -40,7 +40,7 @@ def fill(
         # Not the residual: its range is no smaller for a key in a cell that is not its nearest.
         index = faiss.IndexIVFScalarQuantizer(quantizer, d, c, faiss.ScalarQuantizer.QT_8bit, metric, False)
     elif storage == "pq":
-        parts = next(m for m in range(max(1, d // PQ_DIMENSIONS_PER_BYTE), 0, -1) if d % m == 0)
+        parts = pq_parts(d)
         index = faiss.IndexIVFPQ(quantizer, d, c, parts, 8, metric)
     else:
         raise AmipsError(f"storage={storage!r}: expected 'flat', 'sq8', 'pq' or 'lean'")
@@ -60,6 +60,11 @@ def fill(
         pointers = [faiss.swig_ptr(a) for a in (block, ids, cells)]
         index.add_core(len(block), *pointers)
     return index
+
+
+def pq_parts(d: int) -> int:
+    """Parts of a PQ code, a byte each: at most one for four dimensions, and a divisor of d."""
+    return next(m for m in range(max(1, d // PQ_DIMENSIONS_PER_BYTE), 0, -1) if d % m == 0)
 
 
 def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection | None) -> None:
