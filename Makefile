@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: setup test test-fast test-backends demo lint clean
+.PHONY: setup test test-fast test-backends chaos demo lint clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,10 @@ test-fast: lint
 test-backends: setup
 	$(PIP) --editable '.[dev,backends]'
 	AMIPS_BACKENDS=all $(BIN)/python -m pytest -m backends -o cache_dir=$(VENV)/.pytest_cache
+
+# Kills 200 processes at random moments; AMIPS_SEED=n chooses others.
+chaos: setup
+	AMIPS_KILLS=200 $(BIN)/python -m pytest tests/chaos/test_kills.py
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo

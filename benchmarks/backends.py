@@ -8,7 +8,6 @@ out, and said to be. What is there in WORK is not made again.
 """
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,19 @@ from amips.bench import (
     own_on_backends,
     sweep,
 )
+from amips.cells import default_count
 from amips.design import Design
 from amips.tables import markdown_table
-from amips.task import Task
+from amips.task import HELD_OUT, Task
 
 TARGETS = (0.9, 0.95)
 TOLD = 0.95  # of these, where keys scanned and FLOPs are told
 DEFAULTS = {"keys": 20_000, "queries": 40_000, "samples": 1_000_000, "minutes": 0.5, "rounds": 3}
-HELD_OUT = 1000  # queries for choosing, and as many for reporting
 TIMES = ("single/1", "batch/1")
 KEPT = ("budget", "recall@1", "recall@10", "flops", "scanned", *TIMES)  # of a point
 TOLD_OF = "times less time than x (batch 1 / {batch:,}):"
 MISSED, MISSED_BY_X = "not reached on", "not reached with x on"
-X, DROP_IN, ROUTED, OWN = WAYS = ("x", "drop-in", "routed by KeyNet", "amips")
+X, DROP_IN, ROUTED, AMIPS = WAYS = ("x", "drop-in", "routed by KeyNet", "amips")
 IVF = "FAISS IVF"
 
 
@@ -106,10 +105,7 @@ def measure(o: argparse.Namespace, names: list[str]) -> tuple[Task, dict[tuple[s
     options = {"val": held_out, "test": held_out, "copies": 1, "query_aware": 0.0}
     task = amips.label(keys, queries, cells=1, out=o.work / "task", progress=True, **options)
     run = o.work / "keynet-xs"
-    if not (run / "model.safetensors").exists():
-        resume = (run / "config.json").exists()
-        network = amips.KeyNet(size="XS")
-        amips.train(task, network, samples=o.samples, out=run, resume=resume, progress=True)
+    amips.train(task, amips.KeyNet(size="XS"), samples=o.samples, out=run, resume="auto", progress=True)
     systems = listed(task, names, str(run))
     results = bench(
         task, out=o.work / "results", systems=systems, minutes=o.minutes, rounds=o.rounds, progress=True
@@ -135,11 +131,11 @@ def measure(o: argparse.Namespace, names: list[str]) -> tuple[Task, dict[tuple[s
 
 def listed(task: Task, names: list[str], run: str) -> list[System]:
     """FAISS IVF and every backend, in every way; those of one name are one family."""
-    own = round(4 * math.sqrt(task.n))
+    own = default_count(task.n)
     systems = [System(Design.plain(count)) for count in sweep(task.n)]
     systems += [System(Design.plain(own), run=run, label="KeyNet XS")]
     systems += [System(Design.plain(own), run=run, mode="drop-in-rescored", label="KeyNet XS")]
-    systems.append(System(Design(own, storage="flat"), label=OWN))
+    systems.append(System(Design(own, storage="flat"), label=AMIPS))
     return systems + backend_systems(task, names, load_models([run])) + own_on_backends(task.n, names)
 
 
@@ -147,7 +143,7 @@ def way_of(system: System) -> str:
     """One of WAYS."""
     if system.run:
         return ROUTED if system.mode == "cells" else DROP_IN
-    return X if system.role in ("baseline", "reference") else OWN
+    return X if system.role in ("baseline", "reference") else AMIPS
 
 
 def gain(one: Measured, with_x: Measured, target: float, time: str) -> float | None:
@@ -203,7 +199,7 @@ def supports(names: list[str], measured: dict[tuple[str, str], Measured]) -> str
 
 
 def yes(flag: bool) -> str:
-    """In words."""
+    """The flag as a word of a table: "yes" or "no"."""
     return "yes" if flag else "no"
 
 

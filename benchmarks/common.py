@@ -25,8 +25,8 @@ def data_file(data: Path, name: str) -> Vectors:
 def sample(data: Path, name: str, most: int, seed: int = 0) -> Floats:
     """Unit float32 rows of a data directory's keys or queries, drawn at random: at most so many."""
     rows = data_file(data, name)
-    chosen = np.random.default_rng([seed, len(name)]).permutation(rows.n)[:most]
-    return unit(rows.take(np.sort(chosen)))
+    drawn = np.random.default_rng([seed, len(name)]).permutation(rows.n)[:most]
+    return unit(rows.take(np.sort(drawn)))
 
 
 def unit(x: Floats) -> Floats:

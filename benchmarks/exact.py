@@ -45,8 +45,8 @@ def main() -> None:
     rows = []
     for name, text in names.items():
         median = float(np.median(times[name]))
-        share = ratio(times, flops, name, "sgemm")
-        rows.append([text, f"{median:.2f}", f"{flops[name] / median / 1e9:.0f}", f"{share:.2f}"])
+        relative = ratio(times, flops, name, "sgemm")
+        rows.append([text, f"{median:.2f}", f"{flops[name] / median / 1e9:.0f}", f"{relative:.2f}"])
     title = f"Exact search: n = {a.n:,}, m = {a.m:,}, d = {a.d}"
     head = ["", "seconds", "GFLOP/s", "share of sgemm"]
     write("exact", title, "python benchmarks/exact.py", head, rows, {"times": times, "flops": flops})

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import amips
 from amips.bench import cells_of, describe_machine
 from amips.builder import Builder
-from amips.cells import kmeans
+from amips.cells import default_count, kmeans
 from amips.design import Design
 from amips.metrics import cost_at
 from amips.search import Searcher, ladder, recalls
@@ -31,9 +31,9 @@ TARGETS = (0.90, 0.95)
 SWEEP = (1, 2, 3, 4, 8)  # cells of the centroid baseline, in units of sqrt(n)
 
 
-def rows_of(data: Path, name: str, chosen: NDArray[np.int64]) -> Floats:
+def rows_of(data: Path, name: str, rows: NDArray[np.int64]) -> Floats:
     """Some rows of a file of DATA, as unit float32."""
-    return unit(data_file(data, name).take(np.sort(chosen)))
+    return unit(data_file(data, name).take(np.sort(rows)))
 
 
 def noisy(keys: Floats, weight: float, rng: np.random.Generator) -> Floats:
@@ -99,9 +99,9 @@ def main() -> None:
     count = {name: data_file(o.data, name).n for name in ("keys", "queries")}
     keys = rows_of(o.data, "keys", rng.permutation(count["keys"])[: o.keys])
     order = np.random.default_rng(1).permutation(count["queries"])
-    chosen = {"test": order[: o.held_out], "val": order[o.held_out : 2 * o.held_out]}
+    rows_by_split = {"test": order[: o.held_out], "val": order[o.held_out : 2 * o.held_out]}
     real = rows_of(o.data, "queries", order[2 * o.held_out : 2 * o.held_out + o.queries])
-    val, test = (rows_of(o.data, "queries", chosen[name]) for name in ("val", "test"))
+    val, test = (rows_of(o.data, "queries", rows_by_split[name]) for name in ("val", "test"))
     copies = -(-o.queries // len(keys))
     many = np.concatenate([keys] * copies)[: o.queries]
 
@@ -116,7 +116,7 @@ def main() -> None:
         f"keys, noise to a top score of {o.top:.2f}": stand_in(noisy, weight_for(noisy, keys, o.top)),
         f"keys mixed with keys, to {o.top:.2f}": stand_in(mixed, weight_for(mixed, keys, o.top)),
     }
-    cells = kmeans(keys, round(3 * len(keys) ** 0.5))
+    cells = kmeans(keys, default_count(len(keys), 3.0))
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
 
@@ -127,7 +127,7 @@ def main() -> None:
 
         first = labelled("task-0", real)
         builder, same_cells = Builder(first), cells_of(first)
-        counts = [round(factor * len(keys) ** 0.5) for factor in SWEEP]
+        counts = [default_count(len(keys), factor) for factor in SWEEP]
         plain = [builder.searcher(Design.plain(count), None) for count in counts]
         # The number of cells of the baseline is chosen on val.
         base_searcher = min(plain, key=lambda s: sum(Curve(s, first.val).at(t) for t in TARGETS))

@@ -79,14 +79,13 @@ def main() -> None:
     trained: dict[str, Model | None] = {"centroid": None}
     for name, (network, recipe) in routers(task.n, task.d, task.c).items():
         out = o.out / name.replace(" ", "-").replace(",", "").replace("'", "")
-        resume = (out / "config.json").exists()
         trained[name] = amips.train(
             task,
             network,
             recipe=recipe,
             minutes=o.minutes,
             out=out,
-            resume=resume,
+            resume="auto",
             progress=True,
         )
     for name, model in trained.items():

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.cells import Cells
-from amips.routers import RoutingEstimate, masses
+from amips.routers import RoutingEstimate, holds_mass, masses
 from amips.vectors import Floats
 
 Ints = NDArray[np.int64]
@@ -35,10 +35,10 @@ def best_in_cells(keys: Floats, x: Floats, cells: Cells, k: int) -> Floats:
         rows = slice(low, low + BLOCK)
         scores = x[rows] @ by_cell.T
         for cell, (size, end) in enumerate(zip(cells.sizes, ends, strict=True)):
-            inside, kept = scores[:, end - size : end], min(k, int(size))
-            if kept:
-                some = np.partition(inside, size - kept, axis=1)[:, size - kept :]
-                best[rows, cell, :kept] = -np.sort(-some, axis=1)
+            inside, count = scores[:, end - size : end], min(k, int(size))
+            if count:
+                some = np.partition(inside, size - count, axis=1)[:, size - count :]
+                best[rows, cell, :count] = -np.sort(-some, axis=1)
     return best
 
 
@@ -135,8 +135,7 @@ class Walk:
         top = np.full((m, k), -np.inf, np.float32)
         scanned = np.zeros(self.best.shape[:2], bool)
         hopes = estimate.values + np.float32(z) * estimate.s[:, None]
-        # Masses fall along the order; the best cell is scanned in any case.
-        asked = np.maximum(1, (self.masses >= np.float32(bound)).sum(axis=1))
+        asked = holds_mass(self.masses, self.logits, bound).sum(axis=1)  # masses fall along the order
         for place in range(int(asked.max())):
             rows = np.flatnonzero(asked > place)
             if place:
@@ -151,7 +150,7 @@ class Walk:
         """The cheapest of a few looser bounds on the mass, each with the z at which a recall is reached."""
         costs = []
         for recall in recalls:
-            tried = []
+            by_bound = []
             for looser in LOOSER:
                 bound = self.routing.min_mass_for(recall + looser * (1 - recall))
                 low, high = Z_RANGE
@@ -159,8 +158,8 @@ class Walk:
                     z = (low + high) / 2
                     low, high = (low, z) if self.filtered(estimate, bound, z)[0] >= recall else (z, high)
                 z = high if high < Z_RANGE[1] else math.inf  # no z tried was enough
-                tried.append(self.filtered(estimate, bound, z)[1])
-            costs.append(min(tried))
+                by_bound.append(self.filtered(estimate, bound, z)[1])
+            costs.append(min(by_bound))
         return costs
 
     def at_mass(self, recalls: tuple[float, ...]) -> list[float]:

@@ -8,7 +8,6 @@ results/tried.md.
 """
 
 import argparse
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from stopping import Walk
 
 import amips
 from amips import exact
-from amips.cells import STRENGTH, Cells, query_aware, wanted_by
+from amips.cells import STRENGTH, Cells, default_count, query_aware, wanted_by
 from amips.lean import reduced_dimension
 from amips.nets import Linear, Model
 from amips.routers import RoutingEstimate, router_for
@@ -45,7 +44,7 @@ class Trials:
 
     def __init__(self, task: Task, out: Path, samples: int) -> None:
         self.task, self.out, self.samples = task, out, samples
-        self.count = round(4 * math.sqrt(task.n))
+        self.count = default_count(task.n)
         self.queries = task.train.vectors
         self.top = np.asarray(task.train.top_ids)[:, :10]
         self.rank = Linear().rank_for(task.d)
@@ -64,7 +63,7 @@ class Trials:
             recipe=amips.Recipe(),
             samples=round(self.samples * longer),
             out=out,
-            resume=(out / "config.json").exists(),
+            resume="auto",
             evaluations=1,
         )
 

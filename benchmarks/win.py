@@ -63,7 +63,7 @@ from amips.design import SPILL_FRACTION, Design
 from amips.errors import ResultsError
 from amips.files import locked
 from amips.nets import Linear, Recipe
-from amips.progress import bar
+from amips.progress import Bar
 from amips.search import estimate_routing, recalls
 from amips.tables import markdown_table
 from amips.task import load_task
@@ -141,7 +141,7 @@ def measure(runner: Runner, compared: list[System], pieces: list[System]) -> Non
     answered = {}
     ranges = dict.fromkeys(pieces, PARTS_RANGE) | dict.fromkeys(compared, RANGE)
     with closing(runner.opener):
-        with bar(len(ranges), "answers", "systems", runner.settings.progress) as shown:
+        with Bar(len(ranges), "answers", "systems", runner.settings.progress) as shown:
             for system in sorted(ranges, key=lambda s: (s.backend or "", s.cells, s.slug)):
                 answered[system] = runner.answer(system, of_interest(runner, system, *ranges[system]))
                 shown.update()

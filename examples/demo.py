@@ -6,7 +6,6 @@ tuned FAISS on held-out queries, and answers questions. What is already there is
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -27,12 +26,14 @@ from amips.bench import (
     index_of,
     load_summary,
     own_systems,
+    sweep,
     write_page,
 )
 from amips.builder import Builder
-from amips.files import read_json, write_atomically, write_json
+from amips.files import begin_output, write_atomically
 from amips.search import save
 from amips.tables import text_table
+from amips.task import HELD_OUT
 from amips.text import Asker, Embedded, attach, collect, embed, make_queries, read_texts
 
 QUESTIONS = (
@@ -42,7 +43,6 @@ QUESTIONS = (
 )
 SWEEP = (0.5, 2, 5, 10)  # cells of FAISS IVF, in units of sqrt(n); one less than the bench has by default
 OWN_SWEEP = (4, 8)  # ... and of amips's own
-HELD_OUT = 1000  # queries for choosing, and as many for reporting; an eighth of them where there are few
 BATCH, SINGLES = 256, 16  # queries timed together, and one at a time: fewer than the bench takes by default
 NAMES = {"centroid": "FAISS IVF", "amips": "amips, float32 keys"}
 
@@ -62,17 +62,6 @@ def split_by_passage(queries: Path, embedded: Embedded) -> NDArray[np.str_]:
     part[order[before <= size]] = "test"
     part[order[(before > size) & (before <= 2 * size)]] = "val"
     return part[of]
-
-
-def claim(out: Path, settings: dict[str, object]) -> None:
-    """Refuse a directory that another demo was made in."""
-    out.mkdir(parents=True, exist_ok=True)
-    place = out / "demo.json"
-    if not place.exists():
-        write_json(place, settings)
-    elif (before := read_json(place, amips.AmipsError)) != settings:
-        words = " ".join(f"--{name} {value}" for name, value in before.items())
-        raise amips.AmipsError(f"{out} was made with {words}: choose another --out, or delete it")
 
 
 def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
@@ -100,7 +89,7 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
     assert embedded.queries is not None
     task = amips.label(embedded.keys, embedded.queries, split=split, out=out / "task", progress=show)
     step("learning cells and routers; comparing with FAISS on held-out queries")
-    systems = [System(amips.Design.plain(round(factor * math.sqrt(n)))) for factor in SWEEP]
+    systems = [System(amips.Design.plain(count)) for count in sweep(n, SWEEP)]
     systems += own_systems(Builder(task), OWN_SWEEP)
     systems += [System(backend=EXACT), System(backend="hnsw")]
     results = out / "results"
@@ -130,9 +119,9 @@ def costs(summary: Summary) -> str:
         if cost["metric"] != "recall@10":
             continue
         name = cost["family"]
-        shares = ["-" if cost[a] is None else f"{cost[a]:.1%}" for a in ("scanned", "flops")]
+        fractions = ["-" if cost[a] is None else f"{cost[a]:.1%}" for a in ("scanned", "flops")]
         times = ["-" if cost[a] is None else f"{cost[a] * 1e6:,.0f}" for a in ("single/1", "batch/1")]
-        rows.append([f"{cost['recall']:.2f}", NAMES.get(name, name), *shares, *times])
+        rows.append([f"{cost['recall']:.2f}", NAMES.get(name, name), *fractions, *times])
     head = ["recall@10", "search", "keys scanned", "FLOPs", "us a query", f"in batches of {BATCH}"]
     return text_table(head, rows)
 
@@ -152,7 +141,8 @@ def main() -> None:
         print(f"[{time.perf_counter() - started:4.0f} s] {text}", flush=True)
 
     settings = ("texts", "encoder", "minutes", "rounds")
-    claim(out, {name: getattr(o, name) for name in settings})
+    plan = {name: getattr(o, name) for name in settings}
+    begin_output(out, plan, amips.AmipsError, what="a demo", mark="demo.json")
     results, bundle = out / "results", out / "bundle"
     finished = (results / SUMMARY, bundle / "text" / "text.json", out / "report.html")
     if all(path.exists() for path in finished):

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import amips
+from amips.metrics import TARGET_RECALL
 from amips.search import Searcher, recalls
 from amips.tables import text_table
 from amips.task import Task
 
 Floats = NDArray[np.float32]
-RECALLS = (0.90, 0.95)
+RECALLS = (0.90, TARGET_RECALL)
 
 
 def unit(x: Floats) -> Floats:
@@ -64,11 +65,9 @@ def main() -> None:
     print(f"{len(keys):,} keys, {len(queries):,} queries, dimension {keys.shape[1]}")
 
     task = amips.label(keys, queries, out=o.out / "task", progress=True)
-    run = o.out / "run"
-    resume = (run / "config.json").exists()
-    model = amips.train(task, minutes=o.minutes, out=run, resume=resume, progress=True)
+    model = amips.train(task, minutes=o.minutes, out=o.out / "run", resume="auto", progress=True)
     index = amips.build(task, model, out=o.out / "bundle")
-    scores, ids = index.search(task.test.queries[:1], k=3)  # at the recall it was made for, 0.95
+    scores, ids = index.search(task.test.queries[:1], k=3)  # at the recall it was made for
 
     print(f"\n{index}")
     plain = amips.build(task, design=amips.Design.plain(task.c))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from amips.cli import output, path, print_summary, run_command
+from amips.cli import echo, output, path, print_summary, run_command
 from paper import EXPERIMENTS, run_experiment
 from paper.page import collect, write_pages
 
@@ -72,7 +72,7 @@ for _name in EXPERIMENTS:
 def collect_results(out: Path) -> None:
     """Copy the summaries and figures of OUT to results/, and write the pages."""
     for line in collect(out):
-        click.echo(line)
+        echo(line)
     write_pages()
 
 
@@ -80,7 +80,7 @@ def collect_results(out: Path) -> None:
 def pages() -> None:
     """Write docs/results.md and docs/results/ from results/."""
     for written in write_pages():
-        click.echo(written)
+        echo(written)
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ def run(workspace: Workspace) -> Summary:
     pairs, on_val = (with_x(families) for families in (measured.searched.test, measured.searched.val))
     order = sorted(pairs, key=lambda way: (here.index(way.backend), way.query == "routed"))
     pairs = {way: pairs[way] for way in order}
-    best = chosen(pairs, on_val)
+    best = best_on_val(pairs, on_val)
     compared = [pairs[way] for way in best]
     budgets = {title_of(name): "probes" if name == IVF else backend_class(name).budget for name in here}
     findings = compare({way: pairs[way] for way in best}, workspace.scale.sizes, absent)
@@ -115,7 +115,7 @@ def leads(base: Family, ours: Family) -> dict[Axis, float]:
     return {axis: lead(base, ours, axis, JUDGED) for axis in AXES if base.knows(axis) and ours.knows(axis)}
 
 
-def chosen(pairs: Mapping[Way, Pair], on_val: Mapping[Way, Pair]) -> list[Way]:
+def best_on_val(pairs: Mapping[Way, Pair], on_val: Mapping[Way, Pair]) -> list[Way]:
     """Of the sizes of each backend and way the one that leads most on val, in FLOPs where these are known."""
 
     def lead_on_val(way: Way) -> float:

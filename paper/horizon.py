@@ -66,7 +66,7 @@ def run(workspace: Workspace) -> Summary:
 
 
 def units(horizon: int) -> str:
-    """In words."""
+    """A horizon in words: "1 unit", "4 units"."""
     return f"{horizon} unit{'s' if horizon > 1 else ''}"
 
 

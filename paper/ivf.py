@@ -57,7 +57,7 @@ def mapper(workspace: Workspace, task: Task, size: str) -> str:
 
 def counts(n: int) -> list[int]:
     """Numbers of cells of the indexes that mapped queries search."""
-    return sorted({max(2, round(factor * n**0.5)) for factor in CELLS})
+    return sweep(n, CELLS)
 
 
 def index_ways(n: int, runs: Mapping[str, str], mapped: Mode = "drop-in") -> dict[Way, list[System]]:
@@ -234,14 +234,14 @@ def _at_level(searched: Searched[Way], query: Query, bootstrap: Bootstrap, queri
         if way.query == query
     }
     reached = {way: cost for way, cost in costs.items() if not math.isnan(cost)}
-    chosen = min(reached, key=lambda way: reached[way]) if reached else None
-    ratio = None if chosen is None else bootstrap.ratio(base, searched.test[chosen], "flops", JUDGED, LEVEL)
+    best = min(reached, key=lambda way: reached[way]) if reached else None
+    ratio = None if best is None else bootstrap.ratio(base, searched.test[best], "flops", JUDGED, LEVEL)
     if math.isnan(base.cost_at("flops", JUDGED, LEVEL)):
         return f"Searched with x the index does not reach {JUDGED} = {LEVEL:.2f}."
-    if ratio is None or chosen is None:
+    if ratio is None or best is None:
         return f"The index {WORDS[query]} does not reach {JUDGED} = {LEVEL:.2f} within the budgets tried."
     return (
         f"At {JUDGED} = {LEVEL:.2f} on {queries:,} held-out queries, the index {WORDS[query]} (KeyNet "
-        f"{chosen.size}, the best size on val) against the best index searched with x: "
+        f"{best.size}, the best size on val) against the best index searched with x: "
         f"{in_words(ratio, 'FLOPs', 'fewer', 'more')}, ratio {ratio}."
     )

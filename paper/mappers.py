@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import exact
-from amips.bench import Bootstrap, Table, read_log
+from amips.bench import Bootstrap, Table
 from amips.metrics import transport_error
-from amips.nets import SIZES, KeyNet, Model, Recipe, SupportNet
+from amips.nets import SIZES, KeyNet, Model, Recipe, SupportNet, read_run_log
 from amips.task import Split, Task
 from paper.workspace import Workspace
 
@@ -68,7 +68,7 @@ class Trained:
     @cached_property
     def log(self) -> list[dict[str, Any]]:
         """What was logged during its training, on val; not the look at it before the first step."""
-        return [entry for entry in read_log(self.directory) if entry["samples"]]
+        return [entry for entry in read_run_log(self.directory) if entry["samples"]]
 
     def curve(self, metric: str) -> tuple[list[float], list[float]]:
         """Samples and a metric on val, or ("loss") the training loss since the evaluation before."""

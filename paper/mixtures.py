@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from amips.cells import kmeans
+from amips.cells import default_count, kmeans
 from amips.files import partial
 from amips.vectors import Vectors, row_norms
 from paper.workspace import Workspace, find
@@ -33,7 +33,7 @@ def data_with_mixtures(workspace: Workspace, n: int) -> Path:
 
 
 def _write_keys(path: Path, keys: Vectors, n: int, seed: int) -> None:
-    cells = kmeans(keys, max(1, round(keys.n**0.5)), seed=seed)
+    cells = kmeans(keys, default_count(keys.n, 1.0), seed=seed)
     members = np.argsort(cells.assignment, kind="stable")
     starts, sizes = np.concatenate([[0], np.cumsum(cells.sizes)]), cells.sizes
     place = np.empty(keys.n, np.int64)  # of each key among those of its cell

@@ -7,6 +7,7 @@ import numpy as np
 
 from amips import Design, exact
 from amips.bench import Chart, Family, Metric, Panel, Series, Summary, System, Table, describe_machine
+from amips.cells import default_count
 from amips.task import Split, Task
 from amips.vectors import open_vectors, row_norms
 from paper.claims import Claim, Finding, claim_values, verdict
@@ -52,7 +53,7 @@ def perturbed(task: Task, sigma: float, seed: int) -> Task:
 def run(workspace: Workspace) -> Summary:
     """Recall@0.01% against FLOPs for every strength of noise."""
     task = workspace.mapping_task()
-    run_of, cells = mapper(workspace, task, "XS"), max(2, round(task.n**0.5))
+    run_of, cells = mapper(workspace, task, "XS"), max(2, default_count(task.n, 1.0))
     plain, label = Design.plain(cells), "KeyNet XS"
     ways: dict[Query, list[System]] = {
         "original": [System(plain)],

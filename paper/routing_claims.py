@@ -67,7 +67,7 @@ class Gain:
     high: float
 
     def __str__(self) -> str:
-        """In points."""
+        """In points of accuracy, with the interval."""
         return (
             f"{100 * self.value:+.1f} points, 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
         )

@@ -28,19 +28,20 @@ from amips.bench import (
     sweep,
 )
 from amips.builder import Builder
+from amips.cells import default_count
 from amips.nets import Model
-from amips.task import Task
+from amips.task import HELD_OUT, Task
 from paper.claims import claim_values, verdict
 from paper.mappers import Trained, trained
 from paper.mixtures import data_with_mixtures
 from paper.scaling_summary import (
+    AMIPS,
     LEVEL,
     LINEAR,
     MAPPED,
     MEASURES,
     METRIC,
     ORIGINAL,
-    OWN,
     ROUTED,
     WAYS,
     by_n_table,
@@ -55,9 +56,7 @@ from paper.workspace import Workspace
 KEYS = (10_000, 31_623, 100_000, 316_228, 1_000_000, 2_000_000)
 STEPS = (0.1, 10**-0.5, 1.0)  # of the keys there are, at the scale "smoke"
 QUERIES = 20_000  # for training unless the scale has no limit: labelling 2 million keys for more takes hours
-HELD_OUT = 1000
-FACTORS = (2.0, 4.0, 8.0)  # cells, in units of sqrt(n); queries are mapped over all but the first,
-OWN_FACTOR = 4.0  # ... and amips has these
+FACTORS = (2.0, 4.0, 8.0)  # cells, in units of sqrt(n); queries are mapped over all but the first
 # K-means as FAISS does it for an inverted file, on the points it asks for; ladders of budgets end in time.
 BENCH = {"iterations": 10, "points": 39, "most_keys": 50_000}
 LABELLED = 1024  # queries whose labelling is timed
@@ -151,13 +150,13 @@ def ways_of(task: Task, run: str) -> dict[str, list[System]]:
     more = every[1:] or every  # of very few keys
     plain = [Design.plain(count) for count in more]
     label = "KeyNet XS"
-    own = Design(max(2, round(OWN_FACTOR * math.sqrt(task.n))), storage="flat")
+    own = Design(max(2, default_count(task.n)), storage="flat")
     return {
         ORIGINAL: [System(Design.plain(count)) for count in every],
         MAPPED: [System(design, run=run, mode="drop-in", label=label) for design in plain],
         ROUTED: [System(design, run=run, label=label) for design in plain],
         LINEAR: [System(_linear(count), label=LINEAR) for count in more],
-        OWN: [System(own, label=OWN_LABEL)],
+        AMIPS: [System(own, label=OWN_LABEL)],
     }
 
 
@@ -174,10 +173,10 @@ def _measure(workspace: Workspace) -> Step:
     builder = runner_of(
         workspace, task, "search", **BENCH
     ).builder  # its routers are trained: they are read back
-    models = {way: [_model(builder, system) for system in ways[way]] for way in (LINEAR, OWN)}
+    models = {way: [_model(builder, system) for system in ways[way]] for way in (LINEAR, AMIPS)}
     samples = [int(model.about["samples"]) for model in models[LINEAR]]
-    (own,) = [system.design for system in ways[OWN]]
-    (router,) = models[OWN]
+    (own,) = [system.design for system in ways[AMIPS]]
+    (router,) = models[AMIPS]
     assert own is not None
     own_bytes = _index_bytes(task, own.cells, 1 + own.spill_fraction)
     own_bytes += sum(weights.nbytes for weights in router.weights.values())

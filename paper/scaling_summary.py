@@ -14,13 +14,13 @@ from paper.search_runs import CLEARLY, shown
 WHERE = "Appendix A.9, Figure 28"
 METRIC: Metric = "recall@0.1%"
 LEVEL = 0.9
-ORIGINAL, MAPPED, ROUTED, LINEAR, OWN = "original", "mapped", "routed", "linear", "own"
+ORIGINAL, MAPPED, ROUTED, LINEAR, AMIPS = "original", "mapped", "routed", "linear", "own"
 WAYS = {
     ORIGINAL: "x",
     MAPPED: "mapped (drop-in)",
     ROUTED: "routed by KeyNet XS",
     LINEAR: "routed linearly",
-    OWN: "amips",
+    AMIPS: "amips",
 }
 PAPER = (
     "The paper (BioASQ, 15M keys; figures, no table): mapped queries dominate in the middle of the budgets "
@@ -79,7 +79,7 @@ def _megabytes(value: int | None) -> str:
 
 
 def growth_table(values: dict[str, Any]) -> Table:
-    """The exponents."""
+    """How each measure grows with the number of keys: the exponent of a power law, and its last value."""
     rows = []
     last = values["rows"][-1]
     for what, pick in MEASURES.items():
@@ -109,7 +109,7 @@ def by_n_table(values: dict[str, Any]) -> Table:
                 shown(None if (cost := row["flops"][ORIGINAL]) is None else cost / row["full scan"], ".2%"),
                 shown(row["cells of x"], ","),
                 " / ".join(recalls),
-                " / ".join(shown(_fewer(row, name), ".2f") for name in (ROUTED, LINEAR, OWN)),
+                " / ".join(shown(_fewer(row, name), ".2f") for name in (ROUTED, LINEAR, AMIPS)),
                 shown(row["lead"][MAPPED], "+.3f"),
                 " / ".join(_megabytes(row[what]) for what in ("index bytes", "own bytes", "network bytes")),
             ]
@@ -124,7 +124,7 @@ def by_n_table(values: dict[str, Any]) -> Table:
         f"FLOPs of x at {LEVEL:.2f}, of a full scan",
         "with so many cells",
         f"{METRIC} at that cost: " + " / ".join(WAYS.values()),
-        f"times fewer FLOPs than x at {LEVEL:.2f}: " + " / ".join(WAYS[n] for n in (ROUTED, LINEAR, OWN)),
+        f"times fewer FLOPs than x at {LEVEL:.2f}: " + " / ".join(WAYS[n] for n in (ROUTED, LINEAR, AMIPS)),
         "largest lead of mapped",
         "index / amips's index / network, MB",
     ]
@@ -194,7 +194,7 @@ def findings(values: dict[str, Any]) -> list[Finding]:
         f"{power('index, bytes')}.",
         f"FLOPs for {METRIC} = {LEVEL:.2f} grow with the number of keys: {', '.join(parts)}.",
     ]
-    sentences += [_worth(first, last, name) for name in (OWN, LINEAR, ROUTED) if _known(first, last, name)]
+    sentences += [_worth(first, last, name) for name in (AMIPS, LINEAR, ROUTED) if _known(first, last, name)]
     if control is not None:
         sentences += _beside(rows, control)
     return [*sentences, _lead_claim(rows)]
@@ -220,8 +220,8 @@ def _worth(first: dict[str, Any], last: dict[str, Any], name: str) -> str:
 
 def _beside(rows: list[dict[str, Any]], control: dict[str, Any]) -> list[str]:
     """The keys of the data alone beside about as many with generated ones among them."""
-    of_data = _fewer(control, OWN)
-    known = {row["n"]: worth for row in rows if (worth := _fewer(row, OWN)) is not None}
+    of_data = _fewer(control, AMIPS)
+    known = {row["n"]: worth for row in rows if (worth := _fewer(row, AMIPS)) is not None}
     if of_data is None or not known:
         return []
     near = min(known, key=lambda n: abs(math.log(n / control["n"])))

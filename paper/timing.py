@@ -5,6 +5,7 @@ two can be compared, and so can the fraction of the machine's limit that each re
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -27,7 +28,7 @@ TIMED_SIZES = ("S", "M", "L")
 RUNTIMES = ("torch", "numpy")
 OUTPUTS = ("score", "gradient")
 COLUMNS = [(network, output) for network in NETWORKS for output in OUTPUTS]
-PEAK = "peak"
+PRODUCT = "product"  # a plain matrix product: the machine's limit
 DEARER = 1.25  # a gradient that takes so many times as long as a score surely costs more,
 ALIKE = 1.15  # ... and one up to so many times as long costs about the same
 
@@ -51,9 +52,18 @@ PAPER = {
 }
 
 
-def name_of(runtime: str, network: str, size: str, output: str) -> str:
-    """What a contender is called in the values of the summary."""
-    return f"{runtime} {network} {size} {output}"
+@dataclass(frozen=True)
+class Work:
+    """What is timed: an output of a network of a size, or a plain matrix product, with a runtime."""
+
+    runtime: str
+    output: str  # one of OUTPUTS, or PRODUCT
+    network: str = ""
+    size: str = ""
+
+    def __str__(self) -> str:
+        """What it is called in the values of the summary."""
+        return " ".join(word for word in (self.runtime, self.network, self.size, self.output) if word)
 
 
 def networks(network: Network, x: Floats) -> dict[tuple[str, str], Callable[[], object]]:
@@ -91,12 +101,15 @@ def _untracked(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return run_it
 
 
-def _peaks(batch: int, side: int) -> dict[str, dict[str, Callable[[], object]]]:
+def _products(batch: int, side: int) -> dict[str, dict[Work, Callable[[], object]]]:
     """For each runtime a matrix product [batch, side] x [side, side]."""
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((batch, side), np.float32), rng.standard_normal((side, side), np.float32)
     s, t = torch.from_numpy(a), torch.from_numpy(b)
-    return {"torch": {f"torch {PEAK}": lambda: s @ t}, "numpy": {f"numpy {PEAK}": lambda: a @ b}}
+    return {
+        "torch": {Work("torch", PRODUCT): lambda: s @ t},
+        "numpy": {Work("numpy", PRODUCT): lambda: a @ b},
+    }
 
 
 def run(workspace: Workspace) -> Summary:
@@ -105,17 +118,18 @@ def run(workspace: Workspace) -> Summary:
     batch, side = (256, 512) if few else (BATCH, 2048)
     drawn = np.random.default_rng([workspace.seed, 3]).integers(workspace.queries.n, size=batch)
     x = workspace.queries.take(drawn)
-    flops, widths = dict.fromkeys((f"{runtime} {PEAK}" for runtime in RUNTIMES), 2.0 * batch * side**2), []
-    contenders: dict[str, dict[str, Callable[[], object]]] = _peaks(batch, side)
+    contenders = _products(batch, side)
+    flops = {work: 2.0 * batch * side**2 for group in contenders.values() for work in group}
+    widths = []
     # All sizes are in memory at once, so that all take turns: 70 % of the numbers that the keys have.
     for size in TIMED_SIZES:
         for kind, spec in NETWORKS.items():
             a = spec(size=size, depth=DEPTH).architecture(workspace.keys.n, workspace.keys.d, 1)
             widths.append(f"{kind} {size} {a.width:,}")
-            for (runtime, output), work in networks(Network(a, workspace.seed), x).items():
-                name = name_of(runtime, kind, size, output)
-                contenders[runtime][name] = work
-                flops[name] = float(batch * (a.score_flops if output == "score" else a.key_flops()))
+            for (runtime, output), compute in networks(Network(a, workspace.seed), x).items():
+                work = Work(runtime, output, kind, size)
+                contenders[runtime][work] = compute
+                flops[work] = float(batch * (a.score_flops if output == "score" else a.key_flops()))
     times = in_turns([contenders[runtime] for runtime in RUNTIMES], workspace.scale.rounds)
     values = figures(times, flops)
     values["batch"] = batch
@@ -149,30 +163,30 @@ def run(workspace: Workspace) -> Summary:
     )
 
 
-def figures(times: dict[str, list[float]], flops: dict[str, float]) -> dict[str, Any]:
-    """Everything that is derived from the times: medians, quartiles, fractions of the peak, ratios."""
+def figures(times: dict[Work, list[float]], flops: dict[Work, float]) -> dict[str, Any]:
+    """Everything that is derived from the times: medians, quartiles, fractions of the limit, ratios."""
     values: dict[str, Any] = {}
-    peaks = [name for name in times if name.endswith(PEAK)]
-    rounds = len(times[peaks[0]])
-    limit = [max(flops[peak] / times[peak][i] for peak in peaks) for i in range(rounds)]
+    products = [work for work in times if work.output == PRODUCT]
+    rounds = len(times[products[0]])
+    limit = [max(flops[product] / times[product][i] for product in products) for i in range(rounds)]
     values["peak GFLOP/s"] = median(limit) / 1e9
-    for name, seconds in times.items():
+    for work, seconds in times.items():
         low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
-        rate = median(flops[name] / s / top for s, top in zip(seconds, limit, strict=True))
-        values[name] = {"seconds": middle, "quartiles": [low, high], "flops": flops[name], "rate": rate}
+        rate = median(flops[work] / s / top for s, top in zip(seconds, limit, strict=True))
+        values[str(work)] = {"seconds": middle, "quartiles": [low, high], "flops": flops[work], "rate": rate}
     for size in TIMED_SIZES:
         for network in NETWORKS:
             for runtime in RUNTIMES:
-                score, gradient = (name_of(runtime, network, size, output) for output in OUTPUTS)
+                score, gradient = (Work(runtime, output, network, size) for output in OUTPUTS)
                 values[f"{runtime} {network} {size} ratio"] = _ratio(times, gradient, score)
             for output in OUTPUTS:
-                numpy, torched = (name_of(runtime, network, size, output) for runtime in ("numpy", "torch"))
+                numpy, torched = (Work(runtime, output, network, size) for runtime in ("numpy", "torch"))
                 values[f"numpy / torch {network} {size} {output}"] = _ratio(times, numpy, torched)
     return values
 
 
-def _ratio(times: dict[str, list[float]], name: str, base: str) -> float:
-    return median(a / b for a, b in zip(times[name], times[base], strict=True))
+def _ratio(times: dict[Work, list[float]], work: Work, base: Work) -> float:
+    return median(a / b for a, b in zip(times[work], times[base], strict=True))
 
 
 def paper_ratios(network: str) -> list[float]:
@@ -185,7 +199,7 @@ def _times_table(values: dict[str, Any], n: int) -> Table:
     rows = []
     for size in TIMED_SIZES:
         for runtime in RUNTIMES:
-            seconds = [values[name_of(runtime, network, size, o)]["seconds"] for network, o in COLUMNS]
+            seconds = [values[str(Work(runtime, o, network, size))]["seconds"] for network, o in COLUMNS]
             ratios = [values[f"{runtime} {network} {size} ratio"] for network in NETWORKS]
             rows.append([size, f"{runtime}, here, {n:,} keys", *_cells(seconds, ratios)])
         for data, table in PAPER.items():
@@ -209,7 +223,7 @@ def _rates_table(values: dict[str, Any]) -> Table:
     rows = []
     for size in TIMED_SIZES:
         for runtime in RUNTIMES:
-            measured = [values[name_of(runtime, network, size, output)] for network, output in COLUMNS]
+            measured = [values[str(Work(runtime, output, network, size))] for network, output in COLUMNS]
             cells = [
                 f"{one['rate']:.0%} ({one['quartiles'][0]:.2e} to {one['quartiles'][1]:.2e})"
                 for one in measured
@@ -246,7 +260,7 @@ def compare(values: dict[str, Any]) -> list[Finding]:
             runtime: median(values[f"{runtime} {network} {size} ratio"] for size in TIMED_SIZES)
             for runtime in RUNTIMES
         }
-        largest = [values[name_of("torch", network, TIMED_SIZES[-1], output)]["flops"] for output in OUTPUTS]
+        largest = [values[str(Work("torch", o, network, TIMED_SIZES[-1]))]["flops"] for o in OUTPUTS]
         paper = paper_ratios(network)
         if network == "KeyNet":
             text, reproduced = "KeyNet's gradient takes as long as its score", max(here.values()) <= ALIKE
@@ -265,7 +279,7 @@ def compare(values: dict[str, Any]) -> list[Finding]:
         for size in TIMED_SIZES
     ]
     rate = {
-        runtime: median(values[name_of(runtime, *c, o)]["rate"] for c in _sized() for o in OUTPUTS)
+        runtime: median(values[str(Work(runtime, o, *c))]["rate"] for c in _sized() for o in OUTPUTS)
         for runtime in RUNTIMES
     }
     findings.append(

@@ -167,7 +167,6 @@ class Workspace:
         Args:
             recipe: that of the scale if None.
         """
-        out = self.run_directory(name, task)
         scale = self.scale
         minutes = None if scale.minutes is None else scale.minutes * portion
         samples = None if scale.samples is None else max(1, round(scale.samples * portion))
@@ -175,13 +174,13 @@ class Workspace:
             return train(
                 task,
                 network,
-                out=out,
+                out=self.run_directory(name, task),
                 recipe=self.recipe() if recipe is None else recipe,
                 minutes=minutes,
                 samples=samples,
                 evaluations=evaluations,
                 seed=self.seed,
-                resume=(out / "config.json").exists(),
+                resume="auto",
                 progress=self.progress,
             )
         except TrainingInterrupted:

@@ -1,6 +1,7 @@
 """What tests share: a small world of keys in clusters, queries that come from elsewhere, a silent backend."""
 
 import importlib.util
+import json
 import signal
 import time
 from dataclasses import replace
@@ -11,10 +12,17 @@ import numpy as np
 import amips
 from amips.backends.backend import Backend
 from amips.design import Design
+from amips.files import digest_of
 from amips.nets import Linear, Recipe
 from amips.rowfiles import JOURNAL
 
 ROOT = Path(__file__).parent.parent
+
+
+def reseal(path, **changes):
+    """Change fields of a manifest and state the digest that it then has, as a forger would."""
+    manifest = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
 
 
 def make_world(n, m, d, seed):

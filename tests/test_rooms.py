@@ -14,7 +14,20 @@ PACKAGE = Path(amips.__file__).parent
 
 # A room may import from rooms before it only.
 ORDER = [
-    *("version", "errors", "extras", "files", "progress", "tables"),  # foundations
+    # Foundations.
+    *(
+        "version",
+        "terminal",
+        "errors",
+        "arguments",
+        "extras",
+        "untrusted",
+        "files",
+        "signing",
+        "npy",
+        "scratch",
+    ),
+    *("resources", "progress", "tables"),
     "blas",
     "vectors",
     "rowfiles",

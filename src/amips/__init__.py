@@ -30,7 +30,7 @@ from amips.errors import (
 from amips.extras import needs_extra
 from amips.fitting import fit
 from amips.nets import KeyNet, Linear, MaxAffine, Recipe, SupportNet
-from amips.search import load, wrap
+from amips.search import load, sign, verify, wrap
 from amips.task import label
 from amips.version import __version__
 
@@ -57,7 +57,9 @@ __all__ = [
     "fit",
     "label",
     "load",
+    "sign",
     "train",
+    "verify",
     "wrap",
 ]
 

@@ -9,6 +9,7 @@ Every room takes faiss from here, for two reasons, both measured:
   that is up to 9x slower than the matrix product.
 """
 
+import operator
 import os
 import sys
 import threading
@@ -21,10 +22,13 @@ import numpy as np  # before threadpoolctl looks for numpy's OpenBLAS
 from threadpoolctl import ThreadpoolController, threadpool_info
 
 from amips.errors import AmipsError
+from amips.resources import address_space_limit, check_address_space
 
 __all__ = ["faiss", "parallel", "threads"]
 
 Item = TypeVar("Item")
+
+LOADING = 320 << 20  # bytes of address space that faiss and its buffers take
 
 # Kernel names of newer releases that the one in faiss does not know, and what is nearest to them there.
 _OLDER_NAME = {"SapphireRapids": "SkylakeX", "Cooperlake": "SkylakeX"}
@@ -52,17 +56,55 @@ def _load() -> None:
             del os.environ["OPENBLAS_CORETYPE"]
 
 
+def _reserve() -> None:
+    """Let both OpenBLAS allocate their buffers now: later, if memory has run out, they end the process."""
+    ones = np.ones((512, 64), np.float32)
+    ones @ ones.T
+    flat = faiss.IndexFlatIP(64)
+    flat.add(ones)
+    flat.search(ones, 1)
+
+
+check_address_space(LOADING)
 _load()
 import faiss as _faiss  # noqa: E402
 
 faiss: Any = _faiss  # its type stubs lag behind what it has
 faiss.cvar.distance_compute_blas_threshold = 20
+if address_space_limit() is not None:
+    _reserve()
 
 
 _pools = ThreadpoolController()  # numpy's and faiss's; once, because looking for them takes most of a ms
 _limit_lock = threading.Lock()
 _limits: list[int] = []  # of the calls under way
 _before: dict[str, int] = {}  # the threads of BLAS libraries that have one limit for the process, before them
+_forked = False  # whether this process was forked from one that had this module
+
+
+def _after_fork() -> None:
+    """Make a forked child usable: of its parent's threads it has none.
+
+    OpenMP waits for ever for the threads that it had before the fork, so faiss is kept to the one that calls.
+    OpenBLAS starts its threads again by itself. A lock may have been held by a thread that is not here.
+    """
+    global _limit_lock, _forked
+    _limit_lock, _forked = threading.Lock(), True
+    _limits.clear()
+    if _before:
+        _pools.limit(limits=dict(_before))
+        _before.clear()
+    faiss.omp_set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _checked_threads(count: Any) -> int:
+    """How many threads were asked for, no more than there are processors: more would only take turns."""
+    if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
+        raise AmipsError(f"threads={count!r}: expected a whole number, at least 1")
+    return min(operator.index(count), os.cpu_count() or 1)
 
 
 @contextmanager
@@ -72,28 +114,32 @@ def threads(count: int | None) -> Iterator[None]:
     OpenMP's limit, and so faiss's, belongs to the calling thread, but numpy's BLAS has one for the whole
     process. So of several calls at a time the last to end restores what was before the first: if each
     restored what it had found, one could leave the limit of another behind for good.
+
+    In a forked process faiss keeps to one thread.
     """
     if count is None:
+        if _forked:
+            faiss.omp_set_num_threads(1)  # a new thread begins with OpenMP's default, as before the fork
         yield
         return
-    if count < 1:
-        raise AmipsError(f"threads={count}: expected at least 1")
+    count = _checked_threads(count)
+    faiss_before = faiss.omp_get_max_threads()
     with _limit_lock:
         if not _limits:
             shared = [pool for pool in _pools.info() if pool.get("threading_layer") == "pthreads"]
             _before.update({pool["prefix"]: pool["num_threads"] for pool in shared})
         _limits.append(count)
-        faiss_before = faiss.omp_get_max_threads()
         limited = ExitStack()
         limited.enter_context(_pools.limit(limits=count))
-        faiss.omp_set_num_threads(count)
     try:
+        faiss.omp_set_num_threads(1 if _forked else count)
         yield
     finally:
+        faiss.omp_set_num_threads(1 if _forked else faiss_before)
         with _limit_lock:
             limited.close()
-            faiss.omp_set_num_threads(faiss_before)
-            _limits.remove(count)
+            if count in _limits:  # not in a child that was forked within the call
+                _limits.remove(count)
             _pools.limit(limits=dict.fromkeys(_before, min(_limits)) if _limits else _before)
             with _pools.limit():  # on leaving, threadpoolctl lets other threads set limits again
                 pass

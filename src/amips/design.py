@@ -9,15 +9,16 @@ is.
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from amips.arguments import check_choice, check_number, check_whole, refused
 from amips.cells import STRENGTH
-from amips.errors import AmipsError, RunError
+from amips.errors import AmipsError
 from amips.nets import KeyNet, Linear, MaxAffine, Recipe, SupportNet, spec_from_json, spec_to_json
 
 Structure = Literal["cells"]
+Part = Literal["cells", "router", "second cells", "store"]
 Storage = Literal["flat", "sq8", "pq", "lean"]
 Stop = Literal["mass", "probes"]
 RouterSpec = Linear | MaxAffine | SupportNet | KeyNet
@@ -25,6 +26,16 @@ RouterSpec = Linear | MaxAffine | SupportNet | KeyNet
 OWN = "own"  # a router that was brought along: any object with `scores(x)`
 LINEAR, RECIPE = Linear(), Recipe()  # frozen, so that designs can share them
 SPILL_FRACTION = 0.5  # of the keys that get a second cell, where nothing else is known
+
+# The fields that each part of an index depends on. Second cells are where the router sends queries.
+_CELLS = ("structure", "cells", "query_aware")
+_ROUTER = (*_CELLS, "router", "recipe")
+PARTS: dict[Part, tuple[str, ...]] = {
+    "cells": _CELLS,
+    "router": _ROUTER,
+    "second cells": (*_ROUTER, "spill_fraction"),
+    "store": (*_CELLS, "storage", "dimensions", "spill_fraction"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,31 +72,28 @@ class Design:
     structure: Structure = "cells"
 
     def __post_init__(self) -> None:
-        for name, known in {"storage": Storage, "stop": Stop, "structure": Structure}.items():
-            if getattr(self, name) not in get_args(known):
-                raise AmipsError(
-                    f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(known))}"
-                )
-        if type(self.cells) is not int or self.cells < 1:
-            raise AmipsError(f"cells={self.cells!r}: expected a whole number, at least 1")
+        for name, choices in {"storage": Storage, "stop": Stop, "structure": Structure}.items():
+            check_choice(name, getattr(self, name), choices)
+        values: dict[str, Any] = {"cells": check_whole("cells", self.cells, 1)}
+        if self.query_aware is not None:
+            what = "None for given cells, or a number"
+            values["query_aware"] = check_number("query_aware", self.query_aware, least=0, what=what)
+        values["spill_fraction"] = checked_fraction(self.spill_fraction)
         if self.recipe is not None and not isinstance(self.recipe, Recipe):
-            raise AmipsError(f"recipe={self.recipe!r}: expected a Recipe, or None for an untrained router")
-        if self.query_aware is not None and not isinstance(self.query_aware, int | float):
-            raise AmipsError(f"query_aware={self.query_aware!r}: expected a number, or None for given cells")
-        if self.query_aware is not None and not 0 <= self.query_aware < math.inf:
-            raise AmipsError(f"query_aware={self.query_aware}: expected a finite number, not negative")
-        object.__setattr__(self, "spill_fraction", checked_fraction(self.spill_fraction))
-        if self.router is not None and self.router != OWN and not isinstance(self.router, RouterSpec):
-            kinds = "Linear, MaxAffine, SupportNet, KeyNet, None or 'own'"
-            raise AmipsError(f"router={self.router!r}: expected {kinds}")
+            raise refused("recipe", self.recipe, "a Recipe, or None for an untrained router")
+        own = isinstance(self.router, str) and self.router == OWN
+        if self.router is not None and not own and not isinstance(self.router, RouterSpec):
+            raise refused("router", self.router, "Linear, MaxAffine, SupportNet, KeyNet, None or 'own'")
         if self.recipe is None and isinstance(self.router, SupportNet | KeyNet):
             raise AmipsError("recipe=None: a SupportNet or KeyNet is nothing before it is trained")
-        if self.storage != "lean" and self.dimensions is not None:
-            raise AmipsError("dimensions are for storage 'lean' only")
-        if self.dimensions is not None and (type(self.dimensions) is not int or self.dimensions < 1):
-            raise AmipsError(f"dimensions={self.dimensions!r}: expected a whole number, at least 1")
+        if self.dimensions is not None:
+            values["dimensions"] = check_whole("dimensions", self.dimensions, 1)
+            if self.storage != "lean":
+                raise AmipsError("dimensions are for storage 'lean' only")
         if not isinstance(self.router, RouterSpec):  # nothing is trained
-            object.__setattr__(self, "recipe", None)
+            values["recipe"] = None
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def plain(cls, cells: int, storage: Storage = "flat", dimensions: int | None = None) -> "Design":
@@ -106,23 +114,39 @@ class Design:
         return values
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Design":
-        """The inverse of `to_json`; raises AmipsError on anything else."""
+    def from_json(cls, values: Any) -> "Design":
+        """The inverse of `to_json`; raises AmipsError on anything else. Fields left out are as by default."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(values, dict) or "cells" not in values:
+            raise AmipsError(f"not a design: expected values of {', '.join(names)}, of cells at least")
+        for name in values:
+            if name not in names:
+                raise AmipsError(
+                    f"not a design: there is no field {name!r}; the fields are {', '.join(names)}"
+                )
+        parts = dict(values)
         try:
-            known = dict(values)
-            if isinstance(known.get("router"), dict):
-                known["router"] = spec_from_json(known["router"])
-            if known.get("recipe") is not None:
-                known["recipe"] = Recipe(**known["recipe"])
-            return cls(**known)
-        except (TypeError, KeyError, ValueError, AttributeError, RunError) as problem:
+            if isinstance(parts.get("router"), dict):
+                parts["router"] = spec_from_json(parts["router"])
+            if parts.get("recipe") is not None:
+                parts["recipe"] = Recipe.from_json(parts["recipe"])
+            return cls(**parts)
+        except AmipsError as problem:
             raise AmipsError(f"not a design: {problem}") from None
 
     def fingerprint(self, *names: str) -> str:
         """A short digest of these fields, of all if none are named: what is cached is known by it."""
         values = self.to_json()
-        chosen = {name: values[name] for name in names or values}
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+        part = {name: values[name] for name in names or values}
+        return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:12]
+
+    def part(self, name: Part) -> str:
+        """A short digest of what a part of the index depends on: designs that have the same can share it.
+
+        A store, the keys by cell, depends on the router only if it has second cells.
+        """
+        spilled = PARTS["second cells"] if name == "store" and self.spill_fraction else ()
+        return self.fingerprint(*PARTS[name], *spilled)
 
     def resolved(self, d: int, dimensions: int | None = None) -> "Design":
         """The same for keys of dimension d, with the router's rank and the lean dimensions as numbers."""
@@ -135,23 +159,25 @@ class Design:
 
     @property
     def router_name(self) -> str:
-        """What chooses cells, and whether it was trained, in a few words."""
+        """What chooses cells, and how it was trained, in a few words; what is as by default is left out."""
         if self.router is None:
             return "centroids"
-        if self.router == OWN:
+        if isinstance(self.router, str):
             return "a router of its own"
-        assert isinstance(self.router, RouterSpec)
         shape = self.router
-        how = "untrained" if self.recipe is None else "trained"
+        training = "untrained"
+        if self.recipe is not None:
+            training = f"trained{_in_brackets(self.recipe.differences())}"
         if isinstance(shape, Linear | MaxAffine):
             rank = {None: "", 0: " of full rank"}.get(shape.rank, f" of rank {shape.rank}")
             pieces = f" with {shape.pieces} pieces a cell" if isinstance(shape, MaxAffine) else ""
-            return f"{shape.kind} router{rank}{pieces}, {how}"
+            return f"{shape.kind} router{rank}{pieces}{_rest(shape, 'rank', 'pieces')}, {training}"
         width = f"width {shape.width}" if shape.width is not None else f"{shape.size}"
-        return f"{type(shape).__name__} {width}, depth {shape.depth}, {how}"
+        rest = _rest(shape, "width", "depth", *(["size"] if shape.width is None else []))
+        return f"{type(shape).__name__} {width}, depth {shape.depth}{rest}, {training}"
 
     def describe(self) -> str:
-        """In one line, for people."""
+        """All of it in one line, for people; of the router and its recipe, what is not as by default."""
         kind = "given cells" if self.query_aware is None else "plain cells"
         if self.query_aware:
             kind = f"query-aware cells (strength {self.query_aware:g})"
@@ -160,7 +186,7 @@ class Design:
         )
         parts = [f"{self.cells:,} {kind}", self.router_name, stop]
         if self.spill_fraction:
-            parts.append(f"{self.spill_fraction:.0%} of the keys in a second cell")
+            parts.append(f"{100 * self.spill_fraction:g}% of the keys in a second cell")
         lean = f" in {self.dimensions} dimensions" if self.dimensions is not None else ""
         return "; ".join([*parts, f"{self.storage} storage{lean}"])
 
@@ -169,11 +195,16 @@ class Design:
 
 
 def checked_fraction(fraction: Any) -> float:
-    """A fraction of the keys."""
-    try:
-        value = float("nan") if isinstance(fraction, (bool, str)) else float(fraction)
-    except (TypeError, ValueError):
-        value = float("nan")
-    if not 0 <= value <= 1:
-        raise AmipsError(f"spill_fraction={fraction!r}: expected a fraction of the keys, from 0 to 1")
-    return value
+    """The fraction of the keys that get a second cell, from 0 to 1; AmipsError on anything else."""
+    return check_number("spill_fraction", fraction, least=0, most=1, what="a fraction of the keys")
+
+
+def _rest(spec: RouterSpec, *names: str) -> str:
+    """The fields of a spec that are not as by default, but for these, in brackets."""
+    others = {field.name: field.default for field in fields(spec) if field.name not in names}
+    values = {name: getattr(spec, name) for name in others}
+    return _in_brackets({name: value for name, value in values.items() if value != others[name]})
+
+
+def _in_brackets(values: dict[str, Any]) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in values.items())})" if values else ""

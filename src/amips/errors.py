@@ -1,8 +1,14 @@
 """The errors amips raises: each message is one line that says what is wrong and what to do."""
 
+from amips.terminal import one_line
+
 
 class AmipsError(Exception):
     """Base of every error that amips raises on purpose."""
+
+    def __str__(self) -> str:
+        # A message may quote a file of someone else: its names, ids, fields.
+        return one_line(super().__str__())
 
 
 class VectorError(AmipsError):
@@ -31,3 +37,11 @@ class BundleError(AmipsError):
 
 class ResultsError(AmipsError):
     """Stored results that are damaged, of another version, or of another task."""
+
+
+class MemoryLimitError(AmipsError, MemoryError):
+    """The memory does not suffice for what was asked."""
+
+
+class DiskFullError(AmipsError, OSError):
+    """What was to be written does not fit on the disk, or in the size that files may have."""

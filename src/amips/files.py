@@ -9,25 +9,27 @@ file with its size and SHA-256, and is put in place by one rename, so that a cra
 either no manifest (unfinished, can be resumed) or a true one.
 """
 
-import atexit
 import fcntl
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from amips.arguments import check_path
 from amips.errors import AmipsError
+from amips.untrusted import inside, open_lock, open_regular, parse_json, read_bounded
 
 CHUNK = 1 << 22
 ADVICE = "choose another directory, or remove this one"
 # Two letters at least: one is a drive. A `Path` has only one of the two slashes left.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)")
+_PARTIAL = re.compile(r"\..+\.\d{7,}\.tmp")  # of `partial`
 
 
 def is_address(path: str | Path) -> bool:
@@ -37,6 +39,7 @@ def is_address(path: str | Path) -> bool:
 
 def local(path: str | Path, error: type[AmipsError], what: str = "directory") -> Path:
     """`path` as a `Path`; an address such as s3://bucket/name is an error, not a directory named "s3:"."""
+    path = check_path("path", path, error=error)
     if address := _ADDRESS.match(str(path)):
         stated = f"{address[1]}://{address[2]}"
         raise error(f"{stated} is an address, not a {what}: write locally and copy it there")
@@ -116,13 +119,6 @@ def fsync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def temporary_directory(prefix: str) -> Path:
-    """A new directory that is removed when the process ends."""
-    path = Path(tempfile.mkdtemp(prefix=prefix))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
-
-
 def differing(before: dict[str, Any], wanted: dict[str, Any]) -> str:
     """The names in which two sets of settings differ, for an error message."""
     names = sorted(name for name in {*before, *wanted} if before.get(name) != wanted.get(name))
@@ -133,15 +129,32 @@ def differing(before: dict[str, Any], wanted: dict[str, Any]) -> str:
 def locked(path: Path, busy: AmipsError | None = None) -> Iterator[None]:
     """Hold a lock on `path` against other processes and threads; a killed process lets go of its own.
 
-    With `busy`, do not wait for another holder but raise that.
+    With `busy`, do not wait for another holder but raise that. A link at `path` is not followed. Whoever
+    holds the lock may remove the file.
     """
-    with path.open("a") as handle:
+    error = AmipsError if busy is None else type(busy)
+    while True:
+        handle = open_lock(path, error)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy is not None else 0))
-        except BlockingIOError:
-            assert busy is not None
-            raise busy from None
-        yield
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy is not None else 0))
+            except BlockingIOError:
+                assert busy is not None
+                raise busy from None
+            if not _is_still(handle, path):  # the holder before removed it: nobody else sees this lock
+                continue
+            yield
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    """Whether `path` names the file that was opened."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -150,19 +163,51 @@ def partial(path: Path) -> Iterator[Path]:
 
     A block that fails leaves what was there before. A directory takes the place of the one before it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**6):06d}.tmp")
     try:
         yield temporary
-        if temporary.is_dir():
-            fsync_directory(temporary)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+        fsync_all(temporary)
+        if temporary.is_dir() and path.is_dir():
+            remove_directory(path)
         temporary.replace(path)
+    except OSError as problem:
+        if problem.filename is None:  # a write that fails does not say where
+            problem.filename = str(path)
+        raise
     finally:
         shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)
+
+
+def fsync_all(path: Path) -> None:
+    """Make a file, or a directory with all that is in it, survive a power cut."""
+    if path.is_dir():
+        for inner in path.iterdir():
+            fsync_all(inner)
+        fsync_directory(path)
+    else:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory such that it is whole or gone at every moment, also if the process is killed.
+
+    What is left of one that was killed has the name of a partial file: `remove_partials` clears it.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**6):06d}.tmp")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_partials(directory: Path) -> None:
+    """Remove what calls that were killed left half-written or half-removed; only for who holds the lock."""
+    for left in list(directory.rglob(".*")) if directory.is_dir() else []:
+        if _PARTIAL.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -182,27 +227,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, error: type[AmipsError]) -> dict[str, Any]:
-    """Read a JSON object; a missing or damaged file becomes one line of `error`."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise error(f"{path} does not exist") from None
-    except (ValueError, OSError, RecursionError) as problem:
-        raise error(f"{path} is damaged or not readable: {problem}") from None
-    if not isinstance(value, dict):
-        raise error(f"{path} is damaged: expected a JSON object")
-    return value
+    """Read a JSON object; what is missing, damaged, too large or no regular file is one line of `error`."""
+    return parse_json(read_bounded(path, error), path, error)
 
 
 def stated_kinds(directory: Path) -> set[str]:
     """What a directory says it is: the "kind" of each JSON file in it, its manifests among them."""
     kinds = set()
     for path in sorted(directory.glob("*.json")):
-        try:
-            value = json.loads(path.read_bytes())
-        except (ValueError, OSError, RecursionError) as problem:
-            raise AmipsError(f"{path} is damaged or not readable: {problem}") from None
-        if isinstance(value, dict) and "kind" in value:
+        value = read_json(path, AmipsError)
+        if "kind" in value:
             kinds.add(str(value["kind"]))
     return kinds
 
@@ -214,64 +248,96 @@ def read_toml(path: Path, error: type[AmipsError]) -> dict[str, Any]:
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise error(f"{path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        return tomllib.loads(read_bounded(path, error).decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise error(f"{path} is not TOML: {problem}") from None
-    except OSError as problem:
-        raise error(f"{path} cannot be read: {problem.strerror}") from None
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, streamed."""
+def sha256(path: Path, error: type[AmipsError] = AmipsError) -> str:
+    """SHA-256 of a regular file, streamed: 1.5 GB take about a second."""
     digest = hashlib.sha256()
-    buffer = bytearray(CHUNK)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as f:
-        while size := f.readinto(buffer):
+    view = memoryview(bytearray(CHUNK))
+    with open_regular(path, error) as file:
+        while size := file.readinto(view):  # type: ignore[attr-defined]
             digest.update(view[:size])
     return digest.hexdigest()
 
 
 def write_manifest(directory: Path, name: str, fields: dict[str, Any], files: Iterable[str]) -> None:
-    """Declare `directory` finished: `fields` plus the size and SHA-256 of each file, written last."""
+    """Declare `directory` finished: `fields` plus the size and SHA-256 of each file, written last.
+
+    All that it relies on is on disk before it is: the files, and the names of them.
+    """
     listed = {}
     for file in files:
         path = directory / file
-        with path.open("rb") as f:
-            os.fsync(f.fileno())
+        fsync_all(path)
         listed[file] = {"size": path.stat().st_size, "sha256": sha256(path)}
-    write_json(directory / name, {**fields, "files": listed})
+    for folder in sorted({(directory / file).parent for file in listed}):
+        fsync_directory(folder)
+    manifest = json.loads(json.dumps({**fields, "files": listed}))
+    write_json(directory / name, {**manifest, "digest": digest_of(manifest)})
+
+
+def digest_of(fields: dict[str, Any]) -> str:
+    """SHA-256 of what a manifest says, but for the digest itself."""
+    own = {name: value for name, value in fields.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(
-    directory: Path, name: str, kind: str, version: int, error: type[AmipsError], verify: bool = False
+    directory: Path,
+    name: str,
+    kind: str,
+    version: int,
+    error: type[AmipsError],
+    verify: bool = False,
+    approve: Callable[[bytes], None] | None = None,
 ) -> dict[str, Any]:
-    """Read and check a manifest: kind, format version, every file's size; with `verify` its SHA-256 too."""
+    """Read and check a manifest: kind, format version, its own digest, every file's size.
+
+    With `verify` the SHA-256 of every file too. A file that is named must be a regular one inside of the
+    directory. `approve` is called with the bytes of the manifest before they are parsed, and raises if it
+    does not trust them: they are read once.
+    """
     if not directory.is_dir():
         raise error(f"{directory} is not a directory: expected a finished {kind}")
-    if not (directory / name).exists():
+    if not os.path.lexists(directory / name):
         raise error(f"{directory} is not a finished {kind}: it has no {name}")
-    manifest = read_json(directory / name, error)
+    data = read_bounded(inside(directory, name, error), error)
+    if approve is not None:
+        approve(data)
+    manifest = parse_json(data, directory / name, error)
     if manifest.get("kind") != kind:
         raise error(f"{directory / name} describes {manifest.get('kind')!r}, expected {kind!r}")
     if manifest.get("format") != version:
         raise error(
-            f"{directory / name} has format {manifest.get('format')!r}, this version of amips reads {version}"
+            f"{directory / name} has format {manifest.get('format')!r}, this version of amips reads "
+            f"{version}: make the {kind} again"
         )
+    if manifest.get("digest") != digest_of(manifest):
+        raise error(f"{directory / name} does not have the digest that it states: it has changed")
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise error(f"{directory / name} is damaged: it lists no files")
     for file, facts in files.items():
-        if not isinstance(facts, dict) or not {"size", "sha256"} <= facts.keys():
+        if not isinstance(facts, dict) or type(facts.get("size")) is not int or "sha256" not in facts:
             raise error(f"{directory / name} is damaged: it does not give the size and SHA-256 of {file}")
-        path = directory / file
-        if not path.is_file():
-            raise error(f"{path} is missing")
-        size = path.stat().st_size
-        if size != facts["size"]:
-            raise error(f"{path} has {size} bytes, expected {facts['size']}")
-        if verify and sha256(path) != facts["sha256"]:
-            raise error(f"{path} does not have the SHA-256 of the manifest: its content has changed")
+        check_file(directory, file, facts, error, verify)
     return manifest
+
+
+def check_file(
+    directory: Path, file: str, facts: dict[str, Any], error: type[AmipsError], verify: bool = True
+) -> Path:
+    """The path of a file that a manifest lists, after its size and (`verify`) its SHA-256 were checked."""
+    path = inside(directory, file, error)
+    if not path.exists():
+        raise error(f"{path} is missing")
+    with open_regular(path, error) as handle:
+        size = os.fstat(handle.fileno()).st_size
+    if size != facts["size"]:
+        raise error(f"{path} has {size} bytes, expected {facts['size']}")
+    if verify and sha256(path, error) != facts["sha256"]:
+        raise error(f"{path} does not have the SHA-256 of the manifest: its content has changed")
+    return path

@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
+TOP = 10  # the true top keys whose recall is measured
+TARGET_RECALL = 0.95  # of these, what an index is made for where nothing else is asked
+SCAN = f"scan@{TARGET_RECALL}"  # the metric of routers: share of the keys scanned for that recall
+
 
 def transport_error(predicted: Floats, x: Floats, target: Floats) -> NDArray[np.float64]:
     """log(||y^ - y*||^2 / ||x - y*||^2), one value for each row of [..., d] arrays."""
@@ -41,6 +45,25 @@ def routing_accuracy(
     ahead = (scores > own).sum(axis=1) + ((scores == own) & (np.arange(c) < cell[:, None])).sum(axis=1)
     ks = at if at is not None else tuple(2**i for i in range(c.bit_length()) if 2**i < c)
     return {f"routing@{k}": float((ahead < k).mean()) for k in ks}
+
+
+CONFIDENCE = 0.95
+QUANTILE = 1.645  # of the normal distribution, one side, at this confidence
+
+
+def assured_mean(values: NDArray[Any]) -> NDArray[np.float64]:
+    """What the mean of new values of the same kind is at least, with 95 % confidence; over rows of [m, ...].
+
+    For values between 0 and 1, such as the recall of m held-out queries: mean - 1.645 s / sqrt(m + 1), with
+    one more value counted in, a 0. That nothing failed in m trials does not mean that nothing will: so
+    the bound of m times 1 is about 1 - 2.6 / m, where the exact one of a success rate is 1 - 3.0 / m.
+    """
+    m = len(values) + 1
+    mean = values.sum(axis=0) / m
+    squares = np.square(values, dtype=np.float64).sum(axis=0) / m
+    spread = np.sqrt(np.maximum(squares - mean**2, 0) * m / max(1, m - 1))
+    bound: NDArray[np.float64] = np.maximum(mean - QUANTILE * spread / math.sqrt(m), 0.0)
+    return bound
 
 
 def front(cost: Doubles, recall: Doubles) -> NDArray[np.intp]:

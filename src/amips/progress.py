@@ -10,6 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from amips.terminal import one_line
+
 SECONDS = 30.0  # from the begin to the first line of a log, and from a line to the next
 
 
@@ -24,7 +26,7 @@ class Bar:
     """
 
     def __init__(self, total: int, what: str, unit: str, show: bool, start: int = 0) -> None:
-        self.what, self.unit, self.start = what, unit.strip(), start
+        self.what, self.unit, self.start = one_line(what), unit.strip(), start
         self.n = start
         self._total = total
         self._note = ""
@@ -36,7 +38,7 @@ class Bar:
             self._bar = tqdm(
                 total=total or None,
                 initial=start,
-                desc=what,
+                desc=self.what,
                 unit=f" {self.unit}",
                 unit_scale=True,
                 dynamic_ncols=True,
@@ -66,9 +68,9 @@ class Bar:
 
     def set_postfix_str(self, text: str) -> None:
         """Show a few words beside the figures, as tqdm does: what is at work."""
-        self._note = text
+        self._note = one_line(text)  # names of designs and systems, out of a file
         if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.set_postfix_str(self._note, refresh=False)
 
     def set_postfix(self, refresh: bool = False, **values: str) -> None:
         """Show values beside the figures, as tqdm does: how well it goes."""
@@ -100,11 +102,6 @@ class Bar:
         if self._said and kind is None:  # a log that shows a begin shows the end
             elapsed = clock(time.monotonic() - self._began)
             self._say(f"{self.what}: {self.n:,} {self.unit} done in {elapsed}")
-
-
-def bar(total: int, what: str, unit: str, show: bool, start: int = 0) -> Bar:
-    """A `Bar` over `total` units; silent unless `show`."""
-    return Bar(total, what, unit, show, start)
 
 
 def clock(seconds: float) -> str:

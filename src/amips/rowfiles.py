@@ -1,6 +1,5 @@
 """Tables that are filled row by row, in memory or in files, and can be continued after a crash."""
 
-import json
 import math
 import os
 from pathlib import Path
@@ -11,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import AmipsError
-from amips.files import ADVICE, local, write_json
+from amips.files import ADVICE, local, read_json, write_json
+from amips.npy import load_npy, npy_header
 
 JOURNAL = "progress.json"
 
@@ -42,7 +42,7 @@ class RowFiles:
         for name, (kind, row) in columns.items():
             path = self._path(name)
             if self.done == 0:
-                np.lib.format.open_memmap(path, "w+", kind, (m, *row)).flush()
+                _write_empty(path, np.dtype(kind), (m, *row))
             handle = path.open("r+b")
             left = (m - self.done) * math.prod(row) * np.dtype(kind).itemsize
             handle.seek(path.stat().st_size - left)
@@ -55,22 +55,23 @@ class RowFiles:
 
     def _resume_at(self) -> int:
         assert self.directory is not None
-        journal = self.directory / JOURNAL
         try:
-            state = json.loads(journal.read_bytes())
-            rows, tables, of = int(state["rows"]), state["tables"], state["of"]
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return 0
+            state = read_json(self.directory / JOURNAL, AmipsError)
+            rows, tables, of = state["rows"], state["tables"], state["of"]
+        except (AmipsError, KeyError):
+            return 0  # nothing was committed, or nobody can say what was
         if tables != self.shape or of != self.of:
             raise AmipsError(f"{self.directory} holds a result of other inputs; {ADVICE}")
-        return rows if all(self._is_whole(name) for name in self.columns) else 0
+        known = type(rows) is int and 0 <= rows <= self.m
+        return rows if known and all(self._is_whole(name) for name in self.columns) else 0
 
     def _is_whole(self, name: str) -> bool:
+        kind, row = self.columns[name]
         try:
-            table = np.load(self._path(name), mmap_mode="r")
-        except (OSError, ValueError, EOFError):
+            npy_header(self._path(name), AmipsError, dtype=kind, shape=(self.m, *row))
+        except AmipsError:
             return False
-        return [*table.shape, table.dtype.str] == self.shape[name]
+        return True
 
     def append(self, rows: dict[str, NDArray[Any]]) -> None:
         """Add the next rows of every table."""
@@ -99,7 +100,7 @@ class RowFiles:
         assert self.done == self.m, "finish() before every row was committed"
         if self.directory is None:
             return self.arrays
-        return {name: np.load(self._path(name), mmap_mode="r") for name in self.columns}
+        return {name: load_npy(self._path(name), AmipsError, mmap=True) for name in self.columns}
 
     def __enter__(self) -> "RowFiles":
         return self
@@ -109,3 +110,11 @@ class RowFiles:
     ) -> None:
         for handle in self.handles.values():
             handle.close()
+
+
+def _write_empty(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """A `.npy` file of this shape whose values are still to be written; nothing of it is mapped."""
+    fields = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, fields)
+        file.truncate(file.tell() + math.prod(shape) * dtype.itemsize)

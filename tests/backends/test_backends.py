@@ -11,17 +11,20 @@ import shutil
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import amips
 from amips import backends
-from amips.backends import hnsw, pgvector, registry, svs
+from amips.backends import pgvector, registry, svs
 from amips.backends.backend import Backend, library
 from amips.backends.routable import by_cell
 from amips.cells import Cells, fingerprint_of, kmeans
 from amips.errors import AmipsError, BundleError, RunError, VectorError
+from amips.extras import needs_extra
+from amips.files import digest_of
 from amips.index import FaissCellStore
 from amips.nets import AffineNet
 from amips.nets.affine import AffineArchitecture
@@ -94,6 +97,19 @@ def middle(backend):
     return ladder[len(ladder) // 2]
 
 
+@contextmanager
+def indexed(backend):
+    """Let PostgreSQL go by the graph at every budget: at some it would rather read so small a table whole."""
+    if not isinstance(backend, backends.backend_class("pgvector")):
+        yield
+        return
+    backend.connection.execute("SET enable_seqscan = off")
+    try:
+        yield
+    finally:
+        backend.connection.execute("RESET enable_seqscan")
+
+
 def same_answers(name, got, want):
     if name == "soar":  # does not always find the same twice, opened again or not
         assert (got[1] == want[1]).mean() > 0.95
@@ -117,13 +133,15 @@ class TestSearch:
     def test_a_larger_budget_finds_more(self, backend):
         ladder = backend.budgets()
         assert ladder == sorted(set(ladder))
-        found = [recalls(backend.search(X, K, probes=budget)[1], TRUE, K).mean() for budget in ladder]
-        # The graph of pgvector is drawn anew each time; and PostgreSQL scans so small a table as a whole at
-        # some budgets, and finds everything, at others not.
-        drawn = isinstance(backend, backends.backend_class("pgvector"))
-        assert (np.diff(found) > (-0.05 if drawn else -0.02)).all()
-        assert found[0] < (0.98 if drawn else 0.95) < found[-1]  # the ladder is worth climbing
-        assert found[0] > 10 * K / N  # and its first rung is no guess
+        with indexed(backend):
+            reached = np.array([recalls(backend.search(X, K, probes=b)[1], TRUE, K) for b in ladder])
+        mean = reached.mean(axis=1)
+        # On one graph a longer walk may lose a key of a query or two: no loss beyond 4 standard errors.
+        change = np.diff(reached, axis=0)
+        assert (change.mean(axis=1) >= -0.01 - 4 * change.std(axis=1) / M**0.5).all()
+        assert mean[0] < mean[-1]  # the ladder is worth climbing,
+        assert mean[-1] > 0.95
+        assert mean[0] > 10 * K / N  # and its first rung is no guess
 
     def test_scores_are_true_and_best_comes_first(self, backend):
         for budget in backend.budgets()[::4]:
@@ -522,15 +540,23 @@ class TestRecall:
         for options in ({}, {"recall": 0.9}):
             with pytest.raises(AmipsError, match=r"^its recall was not measured: give probes, or call"):
                 backend.search(X, K, **options)
-        with pytest.raises(AmipsError, match="give one of recall and probes"):
+        with pytest.raises(AmipsError, match="give one of recall, probes and min_mass"):
             backend.search(X, K, recall=0.9, probes=4)
 
     def test_the_recall_that_is_asked_for_is_reached(self, name, labelled, tmp_path):
         with backends.build(name, KEYS, tmp_path / "e", queries=LOG) as index:
             assert index.measure(labelled, recall=0.9) is index
             x, true = np.asarray(labelled.test.queries), np.asarray(labelled.test.top_ids)
-            reached = {r: recalls(index.search(x, K, recall=r)[1], true, K).mean() for r in (0.8, 0.9, 0.97)}
-            assert all(value > asked - 0.04 for asked, value in reached.items())
+            val = np.asarray(labelled.val.queries), np.asarray(labelled.val.top_ids)
+            highest = max(point.recall_assured(K) for point in index.points)  # FastScan loses a little
+            for asked in (0.8, 0.9, min(0.97, highest)):
+                # On the queries it was measured on it is reached, however the index was drawn (SOAR need not
+                # answer twice alike); on others up to the error of two samples, 4 standard errors.
+                known = recalls(index.search(val[0], K, recall=asked)[1], val[1], K)
+                other = recalls(index.search(x, K, recall=asked)[1], true, K)
+                assert known.mean() >= asked - (0.01 if name == "soar" else 1e-9)
+                error = (known.var() / len(known) + other.var() / len(other)) ** 0.5
+                assert other.mean() > asked - 4 * max(error, 0.01)
             smallest = index.points[0]
             assert [p.probes for p in index.points] == index.budgets()[: len(index.points)]
             assert smallest.recall10 < index.points[-1].recall10
@@ -546,8 +572,8 @@ class TestRecall:
         x, true = np.asarray(labelled.test.queries), np.asarray(labelled.test.top_ids)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # neighbours of the top key may not reach it
-            scores = mapped.search(x, K)[0]
-            best = mapped.search(x, 1, recall=0.9)[1][:, 0]
+            scores = mapped.search(x, K, best_effort=True)[0]
+            best = mapped.search(x, 1, recall=0.9, best_effort=True)[1][:, 0]
         assert np.isfinite(scores).all()
         assert (best == true[:, 0]).mean() > 0.85
 
@@ -649,11 +675,28 @@ class TestOpening:
         with pytest.raises(AmipsError, match=rf"needs {LIBRARIES[name][0]}; pip install 'amips\[{extra}\]'$"):
             backends.build(name, KEYS[:300], tmp_path / "e")
 
-    def test_a_library_that_lacks_another_is_not_excused(self, monkeypatch, tmp_path):
-        (tmp_path / "broken_library.py").write_text("import not_there_at_all\n")
+    @pytest.mark.parametrize(
+        ("code", "reason"),
+        [
+            ("import not_there_at_all", "No module named 'not_there_at_all'"),
+            (r"raise ImportError('undefined symbol: _ZN3foo\nat all')", "undefined symbol: _ZN3foo"),
+            ("raise OSError('libmissing.so.3: cannot open shared object')", "libmissing.so.3: cannot open "),
+            ("import numpy; numpy.gone", "module 'numpy' has no attribute 'gone'"),
+            ("raise RuntimeError", "RuntimeError"),
+        ],
+    )
+    def test_a_library_that_is_broken_is_one_line(self, code, reason, monkeypatch, tmp_path):
+        (tmp_path / "broken_library.py").write_text(code + "\n")
         monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-            library(hnsw.HNSW, "broken_library")
+        with pytest.raises(AmipsError, match=r"^usearch needs broken-library, which is installed") as caught:
+            library(backends.backend_class("usearch"), "broken_library")
+        assert f"cannot be imported: {reason}" in str(caught.value)
+        assert str(caught.value).endswith("pip install --force-reinstall 'amips[usearch]'")
+        assert "\n" not in str(caught.value)
+
+    def test_a_fault_of_amips_itself_is_not_a_librarys(self):
+        with pytest.raises(ImportError, match="no_such_name"), needs_extra("this", "train", "torch"):
+            from amips.metrics import no_such_name  # noqa: F401
 
     def test_a_processor_that_intels_library_does_not_run_on(self, monkeypatch, tmp_path):
         monkeypatch.setattr(svs, "TRIAL", "raise SystemExit(1)")
@@ -698,6 +741,10 @@ class TestOpening:
         backends.build("hnsw", KEYS[:300], tmp_path / "e")
         manifest = json.loads((tmp_path / "e" / "backend.json").read_text())
         del manifest["settings"]
+        (tmp_path / "e" / "backend.json").write_text(json.dumps(manifest))
+        with pytest.raises(BundleError, match=r"does not have the digest that it states: it has changed$"):
+            backends.load(tmp_path / "e")
+        manifest["digest"] = digest_of(manifest)
         (tmp_path / "e" / "backend.json").write_text(json.dumps(manifest))
         with pytest.raises(BundleError, match="does not say which backend it is of"):
             backends.load(tmp_path / "e")

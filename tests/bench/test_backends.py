@@ -13,7 +13,7 @@ from amips.bench.lineup import backend_systems
 from amips.bench.machine import threads
 from amips.bench.results import ResultsStore
 from amips.bench.runner import Runner, Settings
-from amips.bench.searchers import NOT_TOLD
+from amips.bench.searchers import UNKNOWN_COST
 from amips.cli import cli
 from amips.design import Design
 from amips.errors import AmipsError, RunError
@@ -118,8 +118,8 @@ class TestRunning:
             System(PLAIN, backend="leanvec"): 7,
             System(PLAIN, backend="leanvec", run=mapper, mode=RESCORED): 7,
             System(backend="hnsw"): 0,
-            System(backend="scann"): NOT_TOLD,
-            System(backend="scann", run=mapper, mode=RESCORED): NOT_TOLD,
+            System(backend="scann"): UNKNOWN_COST,
+            System(backend="scann", run=mapper, mode=RESCORED): UNKNOWN_COST,
         }
         for system, probed in systems.items():
             np.testing.assert_array_equal(opened.open(system).cost(opened.x, K, 7).probed, probed)
@@ -184,7 +184,7 @@ def done(task, tmp_path_factory):
 
 class TestSummary:
     def test_the_verdict_is_of_cells_and_backends_have_their_own(self, done):
-        assert done.values["chosen"].startswith("linear oracle")
+        assert done.values["contender"].startswith("linear oracle")
         about = [line for line in done.verdict if line.startswith(("HNSW: ", "ScaNN: "))]
         assert any("against HNSW searched with x, one thread: " in line for line in about)
         assert any("FLOPs" in line for line in about if line.startswith("HNSW"))

@@ -12,16 +12,18 @@ import torch
 import amips
 from amips.bench import System, bench, derive, load_summary
 from amips.bench.comparison import _command
+from amips.bench.derive import AXES
 from amips.bench.facts import facts
 from amips.bench.lineup import own_systems, sweep
 from amips.bench.page import write_page
 from amips.bench.runner import Runner, Settings
-from amips.bench.summarize import AXES, METRICS
+from amips.bench.summarize import METRICS
 from amips.builder import Builder
 from amips.design import Design
-from amips.errors import AmipsError, ResultsError
+from amips.errors import AmipsError, ResultsError, RunError
 from amips.files import locked
-from amips.nets import Net
+from amips.nets import AffineNet, Net
+from amips.nets.affine import AffineArchitecture
 from helpers import make_world, with_linear
 from reference import architecture, random_net
 
@@ -106,7 +108,7 @@ def test_costs_at_a_recall_are_shares_of_a_full_scan(done):
         assert cost["flops"] == 1
         assert cost["scanned"] == 1
         assert set(AXES) <= set(cost)
-    assert made.values["chosen"] == "linear"
+    assert made.values["contender"] == "linear"
     assert re.search(
         r"on 100 held-out queries, linear \(8 cells, \d probes\) against the best FAISS IVF \((8|24) cells, "
         r"\d+ probes\), one thread: ",
@@ -134,7 +136,7 @@ def test_times_of_one_round_have_no_interval_and_no_say(done):
         "batch 32, all",
     ]
     for row in table.rows:  # each time was taken once: there is no interval to show
-        assert all(re.fullmatch(r"-|\d+\.\d\d", cell) for cell in row[4:])
+        assert all(re.fullmatch(r"-|not taken|\d+\.\d\d", cell) for cell in row[4:])
     known = [row for row in table.rows if row[4] != "-"]
     assert known
     assert any(" to " in row[2] for row in known)
@@ -273,7 +275,7 @@ def test_a_run_is_known_by_its_weights(task, mapper, tmp_path):
     assert stamps(out) == before
     assert {p["family"] for p in again.values["points"]} == {"centroid", "ours"}
     shutil.rmtree(tmp_path / "there")
-    assert bench(task, out=out, systems=moved[:1], **QUICK).values["chosen"] is None
+    assert bench(task, out=out, systems=moved[:1], **QUICK).values["contender"] is None
     assert stamps(out) == before
 
 
@@ -379,27 +381,42 @@ def test_an_interrupted_bench_is_continued(done, task, tmp_path, monkeypatch, me
             assert point["flops"] == points(done[1])[key]["flops"]
 
 
-@pytest.mark.parametrize("what", ["cells", "times"])
-def test_damage_is_named_in_one_line(done, task, tmp_path, what):
-    """Of what saves time, once it is needed again; of times, at once."""
+def test_damaged_times_are_named_in_one_line(done, task, tmp_path):
     out = tmp_path / "results"
     shutil.copytree(done[0], out)
-    files = list((out / "work").glob("cells-*"))
-    if what == "times":
-        path = next((out / "runs").glob("cells-24-centroid-*-b2.times.npz"))
-        np.savez(path, **{"amips/batch/1": np.ones(2)})
-        match = r"b2\.times\.npz is damaged: it lacks the yardstick of amips/batch/1$"
-    else:
-        for path in [*files, *(out / "runs").glob("cells-24-*")]:
-            path.write_bytes(b"") if path in files else path.unlink()
-        match = r"work/cells-\w+-.+\.npz is damaged \(.+\); delete it$"
+    path = next((out / "runs").glob("cells-24-centroid-*-b2.times.npz"))
+    np.savez(path, **{"amips/batch/1": np.ones(2)})
+    match = r"b2\.times\.npz is damaged: it lacks the yardstick of amips/batch/1$"
     with pytest.raises(AmipsError, match=match) as caught:
         bench(task, out=out, systems=FEW, **QUICK)
     assert "\n" not in str(caught.value)
-    if what == "cells":
-        for path in files:
-            path.unlink()
-        bench(task, out=out, systems=FEW, **QUICK)
+
+
+@pytest.fixture
+def aware(tmp_path):
+    """A task of query-aware cells, and the run of a router of them."""
+    keys, queries = make_world(600, 500, 16, seed=1)
+    task = amips.label(keys, queries, cells=12, query_aware=1.5, out=tmp_path / "task")
+    weights = {"W": np.ascontiguousarray(task.cells.centroids)}
+    AffineNet(AffineArchitecture(16, 12), weights, dict(task.fingerprints)).save(tmp_path / "router")
+    return task, str(tmp_path / "router")
+
+
+def test_a_model_of_query_aware_cells_is_compared_on_them(aware, tmp_path):
+    task, run = aware
+    summary = bench(task.path, out=tmp_path / "results", models=[run], **QUICK)
+    points = [point for point in summary.values["points"] if point["family"] == "linear router"]
+    assert {point["system"] for point in points} == {"linear router, 12 cells"}
+    assert max(point["recall@10"] for point in points) > 0.9
+
+
+def test_a_model_of_query_aware_cells_on_plain_ones_is_refused_before_anything_is_run(aware, tmp_path):
+    task, run = aware
+    named = [System(Design.plain(9)), System(Design.plain(12), run=run, label="mine")]
+    with pytest.raises(RunError, match=r"^mine, 12 cells: the model was trained on other cells") as caught:
+        bench(task, out=tmp_path / "results", systems=named, **QUICK)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "results").glob("runs/*"))
 
 
 def test_one_bench_at_a_time(done, task):

@@ -187,6 +187,31 @@ def test_damaged_descriptions_are_named_in_one_line(store, text):
     assert "\n" not in str(caught.value)
 
 
+def test_arrays_that_do_not_fit_together(store):
+    store.put(a_run(), seed=0)
+    path = store.path / "runs" / f"{SYSTEM.slug}-b3.npz"
+    with np.load(path) as stored:
+        whole = {name: stored[name] for name in stored.files}
+    for changed in (
+        {"ids": whole["ids"][:-1]},
+        {"ids": whole["ids"].astype(np.float32)},
+        {"ids": np.full_like(whole["ids"], -2)},
+        {"rank": whole["rank"][:, None]},
+        {"scores": np.zeros(whole["scores"].shape, np.int32)},
+        {"more": whole["rank"]},
+    ):
+        np.savez(path, **{**whole, **changed})
+        with pytest.raises(ResultsError, match=r"-b3\.npz is damaged: (it does not hold|its numbers)"):
+            store.get(SYSTEM, 3)
+
+
+def test_an_archive_that_says_it_is_huge_is_not_unpacked(store, monkeypatch):
+    store.put(a_run(), seed=0)
+    monkeypatch.setattr("amips.bench.results.MOST_BYTES", 1500)
+    with pytest.raises(ResultsError, match=r"-b3\.npz is damaged: .*(larger than|at most)"):
+        store.get(SYSTEM, 3)
+
+
 def test_damaged_times_are_named(store):
     store.put(a_run(), seed=0)
     store.put_times(SYSTEM, 3, {"a": np.ones(3)})

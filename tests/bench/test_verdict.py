@@ -70,7 +70,7 @@ def told(*runs, seconds=None):
 def test_a_clear_win():
     base, ours = planted(CENTROID, COSTS), planted(LINEAR, COSTS / 2, seed=1)
     verdict = told(base, ours)
-    assert verdict.chosen == "linear"
+    assert verdict.contender == "linear"
     conclusion, words, intervals, regimes = verdict.sentences
     assert conclusion == PAID
     found = re.fullmatch(
@@ -279,7 +279,7 @@ def test_a_contender_that_gets_nowhere():
     """Nothing is reached on val either: the one that came nearest is told of."""
     worst = planted(OTHER, COSTS[:1], levels=(0.1,), seed=2)
     verdict = told(planted(CENTROID, COSTS), planted(LINEAR, COSTS[:1], seed=1), worst)
-    assert verdict.chosen == "linear"
+    assert verdict.contender == "linear"
     assert verdict.sentences == ["Linear does not reach recall@10 = 0.50: learning does not pay."]
 
 
@@ -294,12 +294,12 @@ def test_the_contender_is_chosen_on_val():
     ours = planted(LINEAR, COSTS / 2, val_costs=COSTS / 2)
     other = planted(OTHER, COSTS / 20, val_costs=COSTS)
     verdict = told(base, ours, other)
-    assert verdict.chosen == "linear"
+    assert verdict.contender == "linear"
     assert verdict.sentences[0] == PAID
     assert "held-out queries, linear (64 cells, 5 probes) against the best" in verdict.sentences[1]
     assert "other" not in " ".join(verdict.sentences)
     swapped = told(base, planted(LINEAR, COSTS / 2, val_costs=COSTS), planted(OTHER, COSTS, COSTS / 20))
-    assert swapped.chosen == "other"
+    assert swapped.contender == "other"
     assert swapped.sentences[0] == NOT_PAID
 
 

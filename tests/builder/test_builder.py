@@ -1,5 +1,6 @@
 """The builder: one design in, one index out, nothing made twice."""
 
+import gc
 import json
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from amips import Design, Linear, MaxAffine, Recipe
 from amips import learn as learning
 from amips.builder import Builder, build, builder, default_design, fewest_dimensions
 from amips.cells import query_aware
-from amips.nets import AffineArchitecture, AffineNet
+from amips.nets import AffineArchitecture, AffineNet, initial_model
 from amips.search import recalls
 from helpers import make_world
 
@@ -103,14 +104,14 @@ class TestOneDesign:
 
     def test_the_cells_of_the_task_are_its_own(self, big, monkeypatch):
         task, _ = big
-        monkeypatch.setattr(builder, "query_aware", lambda *_, **__: pytest.fail("they are there"))
+        monkeypatch.setattr(builder, "make_cells", lambda *_, **__: pytest.fail("they are there"))
         np.testing.assert_array_equal(Builder(task).cells(Design(40)).assignment, task.cells.assignment)
 
     def test_nothing_is_made_twice(self, big, fast, tmp_path, monkeypatch):
         task, fresh = big
         design = Design(30, router=Linear(rank=0), spill_fraction=0.2, storage="flat")
         first = Builder(task, tmp_path).index(design)
-        for name in ("query_aware", "second_cells"):
+        for name in ("make_cells", "second_cells"):
             monkeypatch.setattr(builder, name, lambda *_, **__: pytest.fail("it is there"))
         monkeypatch.setattr(learning, "train", lambda *_, **__: pytest.fail("it is there"))
         again = Builder(task, tmp_path).index(design)
@@ -142,18 +143,37 @@ class TestOneDesign:
         linear = made.model(Design(40, router=Linear(rank=0), recipe=None))
         np.testing.assert_array_equal(linear.weights["W"], task.cells.centroids)
         reduced = made.model(Design(40, router=Linear(rank=16), recipe=None))
-        started = learning.initial_model(task, Linear(rank=16))
+        started = initial_model(task, Linear(rank=16))
         np.testing.assert_allclose(reduced.scores(fresh), started.scores(fresh), atol=1e-4)
         pieces = made.model(Design(40, router=MaxAffine(rank=0), recipe=None))
         assert pieces.architecture.pieces == 2
 
-    def test_a_damaged_file_is_named(self, big, tmp_path):
+    def test_a_damaged_file_is_made_again(self, big, tmp_path):
         task, _ = big
-        Builder(task, tmp_path).cells(Design(30))
+        whole = Builder(task, tmp_path).cells(Design(30))
         (path,) = tmp_path.glob("cells-*.npz")
-        path.write_bytes(path.read_bytes()[:100])
-        with pytest.raises(amips.RunError, match=r"cells-.* is damaged .*; delete it"):
-            Builder(task, tmp_path).cells(Design(30))
+        data = path.read_bytes()
+        flipped = bytearray(data)
+        flipped[len(data) // 2] ^= 1
+        beyond, short = whole.assignment.copy(), whole.assignment[1:]
+        beyond[5] = 30  # FAISS would write a key to a list that it does not have
+        for damaged in (data[:100], b"", bytes(flipped), {"assignment": beyond}, {"assignment": short}):
+            if isinstance(damaged, dict):
+                np.savez(path, centroids=whole.centroids, **damaged)
+            else:
+                path.write_bytes(damaged)
+            again = Builder(task, tmp_path).cells(Design(30))
+            np.testing.assert_array_equal(again.assignment, whole.assignment)
+            assert path.read_bytes() == data
+
+    def test_without_a_directory_what_it_keeps_goes_with_it(self, big):
+        builder = Builder(big[0])
+        builder.cells(Design(30))
+        kept = builder.directory
+        assert list(kept.glob("cells-*.npz"))
+        del builder
+        gc.collect()
+        assert not kept.exists()
 
     def test_a_crash_while_writing_leaves_nothing_that_is_read(self, big, tmp_path, monkeypatch):
         task, _ = big
@@ -217,7 +237,7 @@ class TestBuild:
             ({"design": Design(3001)}, "cells=3001: there are only 3,000 keys"),
             ({"design": Design(39, None)}, "the cells that were given are 40, the design has 39"),
             ({"design": Design(40, router="own")}, "bring it"),
-            ({"model": "nowhere"}, "nowhere does not exist"),
+            ({"model": "nowhere"}, "nowhere.* does not exist"),
             ({"model": object()}, "it has no method scores"),
             ({"ids": [1]}, "one for each of the 3000 keys"),
         ],
@@ -229,6 +249,32 @@ class TestBuild:
             build(task, out=tmp_path / "b", **options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "b").exists()
+
+    def test_a_model_that_is_not_the_designs_router_is_refused(self, big, fast):
+        task, _ = big
+        model = learning.train(task, Linear(rank=0), out=None)
+        for design, brought, words in (
+            (Design(40, router=Linear(rank=16)), model, "linear router of rank 16, .* of full rank"),
+            (Design(40, router=Linear(rank=0, bias=True)), model, "bias=True"),
+            (Design(40, router=MaxAffine(rank=0)), model, "max-affine router .* the model is a linear"),
+            (Design(40, router=None), model, "centroids, and there is a model"),
+            (Design(40), Scores(task.cells.centroids), "set its router to 'own'"),
+        ):
+            with pytest.raises(amips.AmipsError, match=words) as caught:
+                build(task, brought, design=design)
+            assert "\n" not in str(caught.value)
+        assert build(task, model, design=Design(40, router="own", **FLAT)).design.router == "own"
+
+    def test_the_design_says_what_the_model_is(self, big, fast):
+        task, _ = big
+        model = learning.train(task, Linear(rank=0), out=None)
+        recipe = Recipe(rate=3e-4)
+        stated = replace(model, about={**model.about, "recipe": {"rate": 3e-4, "batch": 1024}})
+        index = build(task, stated, design=Design(40, router=Linear(rank=0), **FLAT))
+        assert index.design.recipe == recipe
+        assert "trained (rate=0.0003)" in repr(index)
+        untrained = Builder(task).model(Design(40, router=Linear(rank=0), recipe=None))
+        assert build(task, untrained, **FLAT).design.recipe is None
 
     def test_a_model_of_other_cells_is_refused(self, big, fast):
         task, _ = big
@@ -256,6 +302,6 @@ def test_a_router_of_ones_own(big, tmp_path):
     np.testing.assert_array_equal(own.search(fresh, probes=3)[1], plain.search(fresh, probes=3)[1])
     assert own.design.router == "own"
     assert "a router of its own" in repr(own)
-    with pytest.raises(amips.BundleError, match="cannot be saved"):
-        build(task, Scores(task.cells.centroids), out=tmp_path / "b", **FLAT)
-    assert not (tmp_path / "b" / "manifest.json").exists()
+    build(task, Scores(task.cells.centroids), out=tmp_path / "b", **FLAT)
+    again = amips.load(tmp_path / "b", model=Scores(task.cells.centroids))
+    np.testing.assert_array_equal(again.search(fresh, probes=3)[1], plain.search(fresh, probes=3)[1])

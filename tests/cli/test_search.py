@@ -16,8 +16,9 @@ import pytest
 
 import amips
 from amips.cli import main
+from amips.design import Design
 from amips.metrics import front
-from amips.search import Report, save
+from amips.search import Report, Row, save
 from helpers import make_world
 
 AMIPS = shutil.which("amips", path=str(Path(sys.executable).parent)) or shutil.which("amips")
@@ -164,10 +165,8 @@ def test_info_of_a_bundle(steps, run, folder):
 
 
 def test_info_of_a_bundle_with_a_report(steps, run, folder, tmp_path):
-    report = Report(
-        *(0.95, "flops", "plain IVF, 8 cells", "a design", ["recall@10", "chosen"], [["0.95", "3.00%"]]),
-        notes=["it pays"],
-    )
+    rows = [Row("plain IVF", 0.95, 0.06, 0.05), Row("best design", 0.95, 0.03, 0.02, 1e-3, 1e-4)]
+    report = Report(0.95, "flops", Design(8), 0.031, Design.plain(4), 0.062, rows, [4, 8], [16])
     save(replace(amips.load(folder / "bundle"), report=report), tmp_path / "b")
     code, out, _ = run("info", tmp_path / "b")
     assert code == 0
@@ -215,6 +214,17 @@ def test_info_of_an_unfinished_run(steps, run, folder, tmp_path):
     assert code == 0
     assert "unfinished run" in out
     assert "--resume" in out
+
+
+def test_an_unfinished_task(steps, run, folder, tmp_path):
+    shutil.copytree(folder / "task", tmp_path / "begun")
+    (tmp_path / "begun" / "task.json").rename(tmp_path / "begun" / "plan.json")
+    plan = json.loads((tmp_path / "begun" / "plan.json").read_text())["options"]
+    (tmp_path / "begun" / "plan.json").write_text(json.dumps(plan))
+    code, out, _ = run("info", tmp_path / "begun")
+    assert code == 0
+    assert "an unfinished task; continue it with the same amips label" in out
+    wrong(run("train", tmp_path / "begun", "--out", tmp_path / "run"), "the same amips label continues it")
 
 
 def test_info_of_something_else(steps, run, folder, tmp_path):
@@ -490,14 +500,14 @@ def test_a_run_of_another_task(steps, run, folder, tmp_path):
 
 def test_a_damaged_bundle(steps, run, folder, tmp_path):
     shutil.copytree(folder / "bundle", tmp_path / "b")
-    (index,) = (tmp_path / "b").glob("data-*/index.faiss")
+    (index,) = (tmp_path / "b").glob("data-*/codes.npy")
     data = bytearray(index.read_bytes())
     data[len(data) // 2] ^= 4
     index.write_bytes(data)
-    wrong(run("search", tmp_path / "b", "fresh.npy"), r"index\.faiss .*SHA-256")
+    wrong(run("search", tmp_path / "b", "fresh.npy"), r"codes\.npy .*SHA-256")
     index.write_bytes(data[:-5])
-    wrong(run("search", tmp_path / "b", "fresh.npy"), r"index\.faiss has \d+ bytes, expected")
-    wrong(run("info", tmp_path / "b"), r"index\.faiss has \d+ bytes, expected")
+    wrong(run("search", tmp_path / "b", "fresh.npy"), r"codes\.npy has \d+ bytes, expected")
+    wrong(run("info", tmp_path / "b"), r"codes\.npy has \d+ bytes, expected")
 
 
 def test_a_recall_out_of_reach_is_said(steps, run, folder, tmp_path):

@@ -84,6 +84,28 @@ def test_every_field_counts(name):
     assert repr(other) != repr(design)
 
 
+@pytest.mark.parametrize("spec", [Linear(), MaxAffine(), SupportNet(), KeyNet(), Recipe()], ids=str)
+def test_the_line_says_all_of_the_router_and_its_recipe(spec):
+    """Whatever is changed of them, the line differs, and is one line still."""
+    others = {"size": "S", "inject": 1, "width": 7, "rank": 3, "listwise": 0.5}
+    others |= {"homogeneous": "relu", "nonnegative": "clip"}
+
+    def line(value):
+        return repr(Design(100, **{"recipe" if isinstance(value, Recipe) else "router": value}))
+
+    def changed(field):
+        if field.name in others:
+            return others[field.name]
+        if isinstance(field.default, bool):
+            return not field.default
+        return field.default + 1 if isinstance(field.default, int) else field.default / 2 + 1e-3
+
+    names = [field for field in fields(spec) if field.init]
+    lines = {line(replace(spec, **{field.name: changed(field)})) for field in names}
+    assert len(lines | {line(spec)}) == len(names) + 1
+    assert not any("\n" in one for one in lines)
+
+
 def test_what_is_cached_depends_on_what_it_is_made_of():
     design = Design(100, dimensions=32)
     other = replace(design, storage="flat", dimensions=None)
@@ -112,9 +134,9 @@ def test_numbers_that_follow_from_the_data():
         ({"cells": 0}, "cells=0: expected a whole number, at least 1"),
         ({"cells": 2.5}, "cells=2.5"),
         ({"cells": True}, "cells=True"),
-        ({"query_aware": -1.0}, "query_aware=-1.0: expected a finite number"),
+        ({"query_aware": -1.0}, "query_aware=-1.0: expected None for given cells, or a number, at least 0"),
         ({"query_aware": math.nan}, "query_aware=nan"),
-        ({"query_aware": "x"}, "query_aware='x': expected a number"),
+        ({"query_aware": "x"}, "query_aware='x': expected None for given cells, or a number"),
         ({"recipe": "paper"}, "recipe='paper': expected a Recipe"),
         ({"storage": "zip"}, "storage='zip': expected one of flat, sq8, pq, lean"),
         ({"stop": "now"}, "stop='now': expected one of mass, probes"),

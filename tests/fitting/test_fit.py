@@ -15,12 +15,14 @@ from amips import learn
 from amips.builder import Builder, builder
 from amips.cells import kmeans
 from amips.design import Design
+from amips.files import locked
 from amips.fitting import candidates, fitting
 from amips.fitting.candidates import COUNTS
 from amips.learn import loop
 from amips.metrics import cost_at
 from amips.nets import AffineArchitecture, AffineNet
-from amips.search import RoutingEstimate, measure, measure_masses, point_for, recalls
+from amips.routers import RoutingEstimate
+from amips.search import measure, measure_masses, point_for, recalls
 from amips.task import load_task
 from helpers import generate, make_world, unit
 
@@ -210,10 +212,20 @@ def test_it_prints_what_was_gained_and_reports_it(fast, data, tmp_path, capsys, 
     # The report says the same, and the bundle keeps it.
     report = amips.load(tmp_path / "b").report
     assert report == index.report
-    assert report.rows == rows
-    assert report.chosen == index.design.describe()
-    assert f"the best design is\n{report.chosen}:" in text
-    assert len(report.trials) >= 6
+    assert [line.split() for line in report.table().splitlines()[2:]] == rows
+    assert report.design == report.best == index.design
+    assert report.baseline == Design.plain(CELLS)
+    assert f"the best design is\n{index.design.describe()}:" in text
+    assert {row.system for row in report.rows} == {"plain IVF", "best design"}
+    timed = [row for row in report.rows if row.latency is not None]
+    assert [row.recall for row in timed] == [0.95, 0.95]
+    assert all(row.throughput > 0 and 0 < row.latency < 1 for row in timed)
+    measured = [trial for trial in report.trials if trial.measured]
+    assert index.design in {trial.design for trial in measured}
+    assert len(report.trials) - len(measured) >= 6
+    assert min(trial.cost for trial in measured) == pytest.approx(report.cost, rel=0.03)
+    assert report.pays
+    assert report.gain(0.95) == pytest.approx(float(rows[2][5][:-1]), abs=0.006)
     assert (report.recall, report.objective) == (0.95, "flops")
 
 
@@ -287,20 +299,21 @@ def test_quiet_prints_nothing(fast, data, tmp_path, capfd):
 def bad(fast, monkeypatch):
     """A router that is worse than centroids, trained and untrained."""
     fast.weights = lambda task: -np.array(task.cells.centroids)
-    real = Builder._untrained
+    real = builder.initial_model
 
-    def untrained(self, design):
-        model = real(self, design)
+    def untrained(*arguments):
+        model = real(*arguments)
         return replace(model, weights={**model.weights, "W": -model.weights["W"]})
 
-    monkeypatch.setattr(Builder, "_untrained", untrained)
+    monkeypatch.setattr(builder, "initial_model", untrained)
 
 
 def test_when_training_does_harm_the_untrained_router_is_taken(fast, data, tmp_path):
     fast.weights = lambda task: -np.array(task.cells.centroids)
     index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", quiet=True)
     assert index.design.recipe is None
-    assert "linear router of full rank, untrained" in index.report.chosen
+    assert index.report.design == index.design
+    assert "linear router of full rank, untrained" in index.report.design.describe()
     np.testing.assert_allclose(index.model.scores(data[2]), data[2] @ index.store.centroids.T, atol=1e-4)
 
 
@@ -361,7 +374,8 @@ def test_when_learning_does_not_pay_it_says_so_and_is_plain_ivf(bad, data, tmp_p
         assert searcher.search(data[2][:1])[1][0, 0].startswith("key ")
     np.testing.assert_array_equal(loaded.cells, plain_index(load_task(kept() / "task")).cells)
     assert loaded.design == Design.plain(CELLS)
-    assert "learning does not pay here" in loaded.report.notes[-1]
+    assert not loaded.report.pays
+    assert "learning does not pay here" in loaded.report.notes()[-1]
     # The points are those of centroid routing, not of the bad model.
     assert loaded.points[0].recall10 > 0.3
     hits = np.char.partition(loaded.search(data[2], recall=0.9)[1], " ")[..., 2].astype(int)
@@ -546,6 +560,44 @@ def test_another_call_neither_waits_nor_destroys(interrupted, tmp_path, fast, op
     assert all_cells(begun) == before
 
 
+def test_of_two_at_once_the_second_is_told_at_once(interrupted, tmp_path):
+    busy = f"^another amips fit is at work on {tmp_path / 'b'}; wait for it, or choose another out$"
+    with locked(tmp_path / "b.work" / ".lock"), pytest.raises(amips.AmipsError, match=busy):
+        interrupted()
+
+
+def test_killed_while_the_work_is_removed_the_same_call_continues(interrupted, tmp_path, fast, monkeypatch):
+    real = fitting.remove_directory
+
+    def killed(path):
+        with monkeypatch.context() as within:
+            within.setattr("shutil.rmtree", lambda *_, **__: 1 / 0)
+            real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "remove_directory", killed)
+        with pytest.raises(ZeroDivisionError):
+            interrupted()
+    assert len(list((tmp_path / "b.work").iterdir())) == 1  # half-removed
+    assert amips.load(tmp_path / "b").c == CELLS
+    interrupted()
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_damaged_note_of_the_call_is_named(interrupted, tmp_path):
+    (begun,) = (tmp_path / "b.work").iterdir()
+    (begun / "fit.json").write_text('{"labelled": null}')
+    with pytest.raises(amips.AmipsError, match=rf"fit\.json is damaged; remove {begun}$"):
+        interrupted()
+
+
+def test_in_memory_it_leaves_nothing_behind(fast, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    index = amips.fit(data[0], data[1], minutes=1, cells=CELLS, quiet=True)
+    assert list(tmp_path.iterdir()) == []
+    assert index.search(data[1][:3], k=5)[1].shape == (3, 5)
+
+
 def test_the_work_is_beside_the_bundle_however_its_path_is_written(fast, data, tmp_path):
     amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=f"{tmp_path}/b/", quiet=True)
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
@@ -596,8 +648,8 @@ def bad_queries(queries):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"minutes": 0}, "minutes=0: must be positive"),
-        ({"minutes": -1}, "minutes=-1: must be positive"),
+        ({"minutes": 0}, "minutes=0: expected a number above 0"),
+        ({"minutes": -1}, "minutes=-1: expected a number above 0"),
         ({"minutes": float("nan")}, "minutes=nan"),
         ({"minutes": float("inf")}, "minutes=inf"),
         ({"queries": lambda q: q[:, :5]}, "keys have dimension 16 but queries have dimension 5"),
@@ -607,8 +659,8 @@ def bad_queries(queries):
         ({"queries": lambda _: "nowhere.npy"}, r"nowhere\.npy"),
         ({"cells": 0}, "cells=0"),
         ({"cells": 2001}, "cells=2001"),
-        ({"cells": 1}, "cells=1: a router needs cells to choose from; give 2 or more"),
-        ({"recall": 0}, "recall=0: expected a share between 0 and 1"),
+        ({"cells": 1}, "cells=1: expected a whole number, at least 2"),
+        ({"recall": 0}, "recall=0: expected a share of the true top 10 between 0 and 1"),
         ({"recall": 1}, "recall=1: expected a share"),
         ({"recall": float("nan")}, "recall=nan"),
         ({"objective": "memory"}, "objective='memory': expected one of flops, latency, throughput"),

@@ -1,7 +1,6 @@
 """Atomic writes, manifests, and tables that are continued after a crash."""
 
 import hashlib
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from amips.errors import AmipsError, TaskError
 from amips.files import read_json, read_manifest, sha256, write_atomic, write_json, write_manifest
 from amips.rowfiles import JOURNAL, RowFiles
+from helpers import reseal
 
 
 def failing(*_):
@@ -144,8 +144,7 @@ class TestManifest:
         "files", [None, [], "a.bin", {"a.bin": None}, {"a.bin": {}}, {"a.bin": {"size": 4}}]
     )
     def test_a_manifest_that_is_damaged(self, finished, files):
-        manifest = json.loads((finished / "thing.json").read_text())
-        (finished / "thing.json").write_text(json.dumps({**manifest, "files": files}))
+        reseal(finished / "thing.json", files=files)
         with pytest.raises(TaskError, match=r"thing\.json is damaged"):
             read(finished)
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from amips import progress
-from amips.progress import bar, clock
+from amips.progress import Bar, clock
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def now(monkeypatch):
 
 
 def test_a_log_gets_a_line_every_half_minute_with_an_estimate(now, capsys):
-    with bar(20_000, "label", " queries", True) as shown:
+    with Bar(20_000, "label", " queries", True) as shown:
         for _ in range(7):
             now[0] += 10
             shown.update(1000)
@@ -30,14 +30,14 @@ def test_a_log_gets_a_line_every_half_minute_with_an_estimate(now, capsys):
 
 
 def test_a_short_step_says_nothing(now, capsys):
-    with bar(10, "label", " queries", True) as shown:
+    with Bar(10, "label", " queries", True) as shown:
         now[0] += 29
         shown.update(10)
     assert capsys.readouterr() == ("", "")
 
 
 def test_silent_when_not_shown(now, capsys):
-    with bar(10, "label", " queries", False) as shown:
+    with Bar(10, "label", " queries", False) as shown:
         now[0] += 3600
         shown.update(10)
     assert shown.n == 10
@@ -45,7 +45,7 @@ def test_silent_when_not_shown(now, capsys):
 
 
 def test_what_was_done_before_is_not_part_of_the_pace(now, capsys):
-    with bar(1000, "embed", " texts", True, start=900) as shown:
+    with Bar(1000, "embed", " texts", True, start=900) as shown:
         now[0] += 60
         shown.update(50)
     assert (
@@ -54,7 +54,7 @@ def test_what_was_done_before_is_not_part_of_the_pace(now, capsys):
 
 
 def test_without_a_total_it_counts(now, capsys):
-    with bar(0, "corpus", "lines", True) as shown:
+    with Bar(0, "corpus", "lines", True) as shown:
         now[0] += 31
         shown.set_postfix_str("part 2")
         shown.update(5000)
@@ -70,7 +70,7 @@ def test_without_a_total_it_counts(now, capsys):
 
 def test_a_failure_does_not_say_that_it_is_done(now, capsys):
     def fail():
-        with bar(10, "label", "queries", True) as shown:
+        with Bar(10, "label", "queries", True) as shown:
             now[0] += 31
             shown.update()
             raise KeyboardInterrupt
@@ -82,7 +82,7 @@ def test_a_failure_does_not_say_that_it_is_done(now, capsys):
 
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with bar(10, "label", " queries", True) as shown:
+    with Bar(10, "label", " queries", True) as shown:
         shown.update(4)
         shown.total = 20
         shown.set_postfix(loss="0.5")

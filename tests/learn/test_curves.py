@@ -7,8 +7,10 @@ import torch
 from click.testing import CliRunner
 
 import amips
-from amips.bench import load_summary, training_curves, training_summary
+from amips.bench import load_summary, training_curves
+from amips.bench.facts import training_summary
 from amips.cli import cli
+from amips.nets import read_run_config, write_run_config
 
 torch.set_num_threads(1)
 
@@ -87,8 +89,8 @@ class TestSummary:
         assert load_summary(run) == summary  # what `amips report` reads
 
     def test_of_an_unfinished_run(self, linear, tmp_path):
-        for file in ("config.json", "log.jsonl"):
-            (tmp_path / file).write_bytes((linear[1] / file).read_bytes())
+        (tmp_path / "log.jsonl").write_bytes((linear[1] / "log.jsonl").read_bytes())
+        write_run_config(tmp_path, read_run_config(linear[1]), finished=False)
         assert any("not finished" in sentence for sentence in training_summary(tmp_path).verdict)
         (tmp_path / "log.jsonl").write_text("")
         with pytest.raises(amips.ResultsError, match="no evaluations yet"):

@@ -10,10 +10,10 @@ import torch
 from safetensors.numpy import load_file
 
 import amips
-from amips.learn import evaluate, initial_model, loop
+from amips.learn import evaluate, loop
 from amips.learn.budget import Budget
 from amips.learn.checkpoint import Progress, State
-from amips.nets import load_model, spec_of
+from amips.nets import initial_model, load_model, spec_of
 from helpers import make_world
 
 torch.set_num_threads(1)

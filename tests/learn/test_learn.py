@@ -524,7 +524,7 @@ class TestRecipe:
         with pytest.raises(RunError) as caught:
             Recipe(**options)
         assert "\n" not in str(caught.value)
-        with pytest.raises(RunError, match="default paper"):
+        with pytest.raises(RunError, match="one of default, paper"):
             recipe_named("secret")
 
 

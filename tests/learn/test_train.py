@@ -681,6 +681,18 @@ class TestCommand:
         figures = f"centroid routing {centroid}, untrained {untrained}, trained {trained}"
         assert f"keys scanned for recall@10 0.95, on val: {figures}\n" in done.stdout
 
+    def test_python_says_the_same(self, task, capsys):
+        """With progress; without it nothing is printed."""
+        options = {"samples": 640, "batch": 32, "recipe": amips.Recipe(rate=30.0, warmup=0.0, anchor=0.0)}
+        model = amips.train(task, amips.Linear(rank=0), progress=True, **options)
+        scans = [model.about[name]["scan@0.95"] for name in ("centroid", "start", "val")]
+        centroid, untrained, trained = (f"{100 * value:.1f} %" for value in scans)
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.endswith(f"centroid routing {centroid}, untrained {untrained}, trained {trained}")
+        assert second == "training did not improve on the start: the untrained network is kept"
+        amips.train(task, amips.Linear(rank=0), **options)
+        assert capsys.readouterr().out == ""
+
     def test_where_nothing_is_gained_it_says_so(self, task, tmp_path):
         wild = ("--set", "rate=30", "--set", "warmup=0", "--set", "anchor=0", "--rank", 0)
         done = typed("train", task.path, "--out", tmp_path / "run", "--samples", 640, "--batch", 32, *wild)
@@ -726,8 +738,8 @@ class TestCommand:
             (["--set", "batch=1.5"], 1, "batch=1.5: expected a whole number"),
             (["--set", "rate"], 1, "'rate' is not a setting: write NAME=VALUE"),
             (["--set", "pieces=3"], 1, "no setting 'pieces'"),
-            (["--set", "rank=many"], 1, "rank=many"),
-            (["--set", "bias=maybe"], 1, "bias='maybe': expected true or false"),
+            (["--set", "rank=many"], 1, "rank='many': expected a whole number"),
+            (["--set", "bias=maybe"], 1, "bias='maybe': expected True or False"),
             (["--recipe", "fast"], 2, "--recipe fast: expected default, paper or a file that ends in .toml"),
             (["--recipe", "nowhere.toml"], 1, "nowhere.toml does not exist"),
             (["--pieces", "3"], 2, "--pieces is not for --net linear"),

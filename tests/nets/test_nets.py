@@ -216,7 +216,7 @@ class TestSpecs:
         [
             ({"depth": 0}, "depth=0"),
             ({"depth": 2.5}, "depth=2.5"),
-            ({"size": "XXS"}, "XXS.*XS S M L XL XXL"),
+            ({"size": "XXS"}, "XXS.*XS, S, M, L, XL, XXL"),
             ({"size": 0}, "size=0"),
             ({"size": 1.5}, "size=1.5"),
             ({"size": math.nan}, "size=nan"),

@@ -11,7 +11,8 @@ import torch
 from amips import Design
 from amips.backends import missing
 from amips.backends import scann as scann_module
-from amips.bench import Run, System, load_summary, on_test, on_val
+from amips.bench import System, load_summary, on_test, on_val
+from amips.bench.results import Run
 from helpers import Silent, make_world
 from paper import backends
 from paper.claims import Claim, claims_of
@@ -76,7 +77,7 @@ def pairs_of(*planted_runs):
 def compared(planted_runs, sizes, absent=None):
     """What is said of the best size of each."""
     test, val = pairs_of(*planted_runs)
-    best = backends.chosen(test, val)
+    best = backends.best_on_val(test, val)
     return backends.compare({way: test[way] for way in best}, sizes, absent or {})
 
 
@@ -114,7 +115,7 @@ def test_the_size_is_chosen_on_val():
         planted("leanvec", "XS", AHEAD, cells=True, on_val=BEHIND),
         planted("leanvec", "S", BEHIND, cells=True, on_val=AHEAD),
     )
-    assert set(backends.chosen(test, val)) == {
+    assert set(backends.best_on_val(test, val)) == {
         Way("mapped", "XS", "leanvec"),
         Way("routed", "S", "leanvec"),
     }

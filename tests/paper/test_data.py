@@ -297,30 +297,34 @@ def test_ratios_of_the_paper():
     assert (min(key), max(key)) == (pytest.approx(0.995, abs=0.001), pytest.approx(1.008, abs=0.001))
 
 
+def every_work():
+    """All that is timed but the matrix products."""
+    parts = [(r, o, n, s) for r in timing.RUNTIMES for n, o in timing.COLUMNS for s in timing.TIMED_SIZES]
+    return [timing.Work(*part) for part in parts]
+
+
 def test_figures_are_derived_round_by_round():
-    names = [timing.name_of(r, n, s, o) for r in timing.RUNTIMES for n, o in timing.COLUMNS for s in "SML"]
+    works = every_work()
     # A machine that becomes ten times slower: ratios within a round do not see it.
     pace = [1.0, 1.0, 10.0]
-    times = {name: [(2.0 if "gradient" in name else 1.0) * p for p in pace] for name in names}
-    times |= {"torch peak": [0.5 * p for p in pace], "numpy peak": [1.0 * p for p in pace]}
+    times = {work: [(2.0 if work.output == "gradient" else 1.0) * p for p in pace] for work in works}
+    times |= {timing.Work("torch", timing.PRODUCT): [0.5 * p for p in pace]}
+    times |= {timing.Work("numpy", timing.PRODUCT): [1.0 * p for p in pace]}
     flops = dict.fromkeys(times, 1e9)
     values = timing.figures(times, flops)
     assert values["torch KeyNet M ratio"] == 2
     assert values["numpy / torch SupportNet L score"] == 1
     assert values["peak GFLOP/s"] == 2
-    assert values[names[0]]["rate"] == 0.5
-    assert values[names[0]]["seconds"] == 1
-    assert values[names[0]]["quartiles"] == [1, 5.5]
+    wanted = {"rate": 0.5, "seconds": 1, "quartiles": [1, 5.5], "flops": 1e9}
+    assert values["torch SupportNet S score"] == wanted
 
 
 @pytest.mark.parametrize(("support", "key", "held"), [(1.9, 1.0, (True, True)), (1.1, 1.3, (False, False))])
 def test_the_claims_of_times_are_of_the_ratios_here(support, key, held):
-    names = [timing.name_of(r, n, s, o) for r in timing.RUNTIMES for n, o in timing.COLUMNS for s in "SML"]
-    times = {name: [1.0] for name in names}
-    for name in names:
-        if "gradient" in name:
-            times[name] = [support if "SupportNet" in name else key]
-    times |= {"torch peak": [0.5], "numpy peak": [1.0]}
+    works = every_work()
+    ratio = {"SupportNet": support, "KeyNet": key}
+    times = {work: [ratio[work.network] if work.output == "gradient" else 1.0] for work in works}
+    times |= {timing.Work(runtime, timing.PRODUCT): [0.5] for runtime in timing.RUNTIMES}
     *claims, _ = timing.compare(timing.figures(times, dict.fromkeys(times, 1e9)))
     assert tuple(claim.held for claim in claims) == held
     assert {claim.where for claim in claims} == {"Appendix A.1, Table 1"}
@@ -343,7 +347,7 @@ def test_timing(workspace, tmp_path):
         for kind, spec in timing.NETWORKS.items():
             a = spec(size=size, depth=4).architecture(workspace.keys.n, 16, 1)
             for runtime in timing.RUNTIMES:
-                score, gradient = (values[timing.name_of(runtime, kind, size, o)] for o in timing.OUTPUTS)
+                score, gradient = (values[str(timing.Work(runtime, o, kind, size))] for o in timing.OUTPUTS)
                 assert score["flops"] == 256 * a.score_flops
                 assert gradient["flops"] == 256 * a.key_flops()
                 for one in (score, gradient):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from amips import Design, exact
-from amips.bench import Family, Measured, Run, System, load_summary, peak_memory, sweep, within
+from amips.bench import Family, Measured, System, load_summary, peak_memory, sweep, within
+from amips.bench.results import Run
 from amips.cells import kmeans
 from amips.errors import AmipsError
 from amips.index import FaissCellStore

@@ -14,7 +14,6 @@ from amips.bench import (
     Bootstrap,
     Family,
     Measured,
-    Run,
     System,
     load_summary,
     on_test,
@@ -22,6 +21,7 @@ from amips.bench import (
     sweep,
     within,
 )
+from amips.bench.results import Run
 from helpers import make_world
 from paper import ivf, ood, routing, routing_claims
 from paper.claims import claims_of

@@ -16,7 +16,7 @@ from amips.blas import faiss
 from amips.cells import ivf_parts
 from amips.nets import Architecture, Net
 from amips.search import WrappedIndex
-from helpers import generate
+from helpers import generate, reseal
 
 N, D, C = 2000, 16, 30
 IP = faiss.METRIC_INNER_PRODUCT
@@ -167,15 +167,15 @@ def test_damaged_files(index, wrapped, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "field", ["points", "temperature", "target_recall", "quantizer", "type", "n", "file"]
+    "field", ["points", "temperature", "target_recall", "quantizer", "type", "n", "file", "router"]
 )
-def test_a_manifest_that_says_too_little(index, wrapped, tmp_path, field, monkeypatch):
+def test_a_manifest_that_says_too_little(index, wrapped, tmp_path, field):
     wrapped.save(tmp_path / "b")
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
     del manifest[field]
     (tmp_path / "b" / "manifest.json").write_text(json.dumps(manifest))
-    refused(tmp_path / "b", "SHA-256", index=index)
-    monkeypatch.setattr("amips.search.bundle_directory._digest", lambda fields: fields["sha256"])
+    refused(tmp_path / "b", "it has changed", index=index)
+    reseal(tmp_path / "b" / "manifest.json")
     refused(tmp_path / "b", "is damaged", field, index=index)
 
 
@@ -199,7 +199,7 @@ def test_a_failing_disk_leaves_the_old_one(world, index, wrapped, tmp_path, monk
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(amips.BundleError, match=r"cannot be written: No space left on device$"):
         amips.wrap(index, mapper()).save(tmp_path / "b")
     monkeypatch.undo()
     assert amips.load(tmp_path / "b", index=index).points == wrapped.points

@@ -179,7 +179,7 @@ def test_without_measuring_it_is_the_nprobe_of_the_index(world, kinds, models):
         index.nprobe = nprobe
         np.testing.assert_array_equal(wrapped.search(x)[1], wrapped.search(x, probes=nprobe)[1])
         assert (wrapped.cost(x).probed == nprobe).all()
-    with pytest.raises(amips.BundleError, match="no operating points; give probes instead of recall"):
+    with pytest.raises(amips.AmipsError, match="no operating points; give probes instead of recall"):
         wrapped.search(x, recall=0.9)
     with pytest.raises(amips.AmipsError, match="does not know what mass"):
         wrapped.search(x, min_mass=0.1)
@@ -264,7 +264,7 @@ class TestOtherRouters:
         fresh = world[1][4000:]
         assert recalls(own.search(fresh, recall=0.9)[1], true_top(world, fresh), 10).mean() > 0.88
 
-    def test_a_router_of_ones_own(self, world, kinds, tasks, models):
+    def test_a_router_of_ones_own(self, world, kinds, tasks, models, tmp_path):
         class Own:
             flops = 123
 
@@ -275,8 +275,12 @@ class TestOtherRouters:
         x = world[1][4000:4100]
         np.testing.assert_array_equal(own.search(x)[1], learned.search(x)[1])
         assert own.cost(x).network == 123
-        with pytest.raises(amips.BundleError, match="cannot be saved"):
-            own.save("nowhere")
+        own.save(tmp_path / "b")
+        with pytest.raises(amips.BundleError, match="needs the router it was saved with"):
+            amips.load(tmp_path / "b", index=kinds("plain"))
+        again = amips.load(tmp_path / "b", index=kinds("plain"), model=Own())
+        assert (again.points, again.target_recall) == (own.points, own.target_recall)
+        np.testing.assert_array_equal(again.search(x)[1], own.search(x)[1])
         with pytest.raises(amips.AmipsError, match=r"a dict cannot route: it has no method scores\(x\)"):
             amips.wrap(kinds("plain"), {})
 
@@ -334,3 +338,11 @@ def test_eight_threads_at_once(world, kinds, models, name):
         for probes, answers in zip(want, pool.map(work, want), strict=True):
             for got in answers:
                 np.testing.assert_array_equal(got, want[probes])
+
+
+@pytest.mark.parametrize("option", [{"recall": 0.9}, {"ids": NAMES}], ids=["recall", "ids"])
+def test_how_to_measure_without_a_task_is_refused(kinds, option):
+    """Rather than left out without a word."""
+    with pytest.raises(amips.AmipsError, match="nothing to measure on: give a task") as caught:
+        amips.wrap(kinds("IDMap"), None, **option)
+    assert "\n" not in str(caught.value)

@@ -1,6 +1,8 @@
 """The task: split before noise, exact targets for every copy, whole or visibly unfinished."""
 
+import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,9 +15,11 @@ import amips
 from amips import TaskError, VectorError
 from amips import cells as partition
 from amips import exact as labeller
+from amips.builder import Builder
 from amips.cells import Cells
+from amips.files import locked, sha256
 from amips.vectors import inspect, open_vectors
-from helpers import journal_rows, kill_when, make_world
+from helpers import journal_rows, kill_when, make_world, reseal
 
 SPLITS = ("train", "val", "test")
 SMALL = {"val": 20, "test": 30, "k": 5}
@@ -257,7 +261,7 @@ class TestQueryAware:
             ({"cells": 1}, "^query_aware is for a number of cells, spherical, one run$"),
             ({"runs": 3}, "^query_aware is for a number of cells"),
             ({"spherical": False}, "^query_aware is for a number of cells"),
-            ({"query_aware": -1.0}, r"^query_aware=-1\.0: expected a finite number, not negative$"),
+            ({"query_aware": -1.0}, r"^query_aware=-1\.0: expected a number, at least 0$"),
             ({"query_aware": np.nan}, "^query_aware=nan"),
         ],
         ids=str,
@@ -435,6 +439,13 @@ def edit_manifest(path, change):
     manifest = json.loads((path / "task.json").read_text())
     change(manifest)
     (path / "task.json").write_text(json.dumps(manifest))
+    reseal(path / "task.json")
+
+
+def forge(path, name):
+    """State the size and SHA-256 that a changed file has, as a forger would."""
+    facts = {"size": (path / name).stat().st_size, "sha256": sha256(path / name)}
+    edit_manifest(path, lambda manifest: manifest["files"].update({name: facts}))
 
 
 EVERY_FILE = [
@@ -467,7 +478,82 @@ class TestDamage:
         data = bytearray((copy / name).read_bytes())
         data[-3] ^= 4
         (copy / name).write_bytes(data)
-        refused(copy, "does not have the SHA-256", verify=True)
+        changed = "does not hold the keys" if name == "keys.npy" else "does not have the SHA-256"
+        refused(copy, changed, verify=True)
+        refused(copy, changed, verify=None)  # they are small
+
+    @pytest.mark.parametrize("cell", [8, -1, 1 << 30])
+    def test_a_cell_that_there_is_not_is_always_refused(self, copy, cell):
+        """FAISS would write a key to a list that it does not have."""
+        damaged = np.load(copy / "cells.npy")
+        damaged[100] = cell
+        np.save(copy / "cells.npy", damaged)
+        refused(copy, r"cells\.npy is damaged: it names cells that there are not")
+
+    @pytest.mark.parametrize("name", ["keys.npy", "centroids.npy", "val/queries.npy", "test/top/scores.npy"])
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_values_that_are_not_finite_under_a_true_hash(self, copy, name, value):
+        damaged = np.load(copy / name)
+        damaged.flat[7] = value
+        np.save(copy / name, damaged)
+        forge(copy, name)
+        refused(copy, "NaN|infinite|not finite", verify=True)
+
+    @pytest.mark.parametrize("name", ["train/top/ids.npy", "test/cells/ids.npy", "val/source.npy"])
+    def test_numbers_out_of_range_under_a_true_hash(self, copy, name):
+        damaged = np.load(copy / name)
+        damaged.flat[3] = -2
+        np.save(copy / name, damaged)
+        forge(copy, name)
+        refused(copy, f"{name} is damaged: it has numbers outside of 0", verify=True)
+
+    def test_keys_under_the_fingerprint_of_others(self, copy):
+        """The hash of the file is true, but it is not of the keys that models and bundles are known by."""
+        np.save(copy / "keys.npy", np.load(copy / "keys.npy")[::-1].copy())
+        forge(copy, "keys.npy")
+        refused(copy, "does not hold the keys of this task", verify=True)
+
+    @pytest.mark.parametrize(
+        "name", ["../other/keys.npy", "/etc/hostname", "a/../keys.npy", "", "train//x", 7]
+    )
+    def test_a_file_elsewhere(self, copy, name):
+        edit_manifest(copy, lambda m: m["files"].update({str(name): m["files"]["keys.npy"]}))
+        if name == 7:
+            refused(copy, "7 is missing")
+        else:
+            refused(copy, "is not the name of a file in this directory")
+
+    def test_links_that_lead_out(self, copy, tmp_path):
+        (copy / "keys.npy").rename(tmp_path / "elsewhere.npy")
+        (copy / "keys.npy").symlink_to(tmp_path / "elsewhere.npy")
+        refused(copy, r"keys\.npy is a link to a place outside")
+
+    def test_a_pipe_in_place_of_a_file_is_not_waited_for(self, copy):
+        for name in ("val/source.npy", "task.json"):
+            (copy / name).unlink()
+            os.mkfifo(copy / name)
+            refused(copy, "not a regular file")
+
+    def test_what_is_built_or_trained_reads_every_file_first(self, copy, monkeypatch):
+        """Of a large task, what was not read on loading."""
+        monkeypatch.setattr("amips.task.store.SMALL", 0)
+        task = amips.task.load_task(copy)
+        data = bytearray((copy / "keys.npy").read_bytes())
+        data[-3] ^= 4
+        (copy / "keys.npy").write_bytes(data)
+        task = amips.task.load_task(copy)
+        with pytest.raises(TaskError, match="does not hold the keys of this task"):
+            Builder(task)
+        with pytest.raises(TaskError, match="does not hold the keys of this task"):
+            amips.train(task, samples=10)
+
+    def test_a_file_is_read_once(self, copy, monkeypatch):
+        task = amips.task.load_task(copy, verify=True)
+        monkeypatch.setattr("amips.task.content.inspect", lambda *_, **__: 1 / 0)
+        task.verify()
+        os.utime(copy / "keys.npy")
+        with pytest.raises(ZeroDivisionError):
+            task.verify()
 
     def test_a_damaged_header_of_the_same_size(self, copy):
         path = copy / "val" / "source.npy"
@@ -478,7 +564,7 @@ class TestDamage:
             whole[:20] + b"?" + whole[21:],
         ):
             path.write_bytes(damaged)
-            refused(copy, r"source\.npy is damaged")
+            refused(copy, r"source\.npy is (damaged|not a readable)")
 
     def test_a_source_in_two_splits(self, copy):
         """As it would be if noise came before the split."""
@@ -502,9 +588,9 @@ class TestDamage:
         refused(copy, "does not list val/source.npy")
 
     def test_another_format_or_kind(self, copy):
-        edit_manifest(copy, lambda manifest: manifest.update(format=2))
-        refused(copy, "has format 2, this version of amips reads 1")
-        edit_manifest(copy, lambda manifest: manifest.update(format=1, kind="bundle"))
+        edit_manifest(copy, lambda manifest: manifest.update(format=1))
+        refused(copy, "has format 1, this version of amips reads 2")
+        edit_manifest(copy, lambda manifest: manifest.update(format=2, kind="bundle"))
         refused(copy, "describes 'bundle', expected 'task'")
 
     def test_no_task(self, tmp_path):
@@ -559,6 +645,45 @@ def test_a_killed_run_resumes_with_the_same_bytes(on_disk, tmp_path, moment):
     whole = content(on_disk / "whole")
     assert {name: data for name, data in content(out).items() if not name.endswith(".tmp")} == whole
     amips.task.load_task(out, verify=True)
+
+
+class TestTwoAtOnce:
+    def test_the_second_is_told_at_once(self, world, tmp_path):
+        out = tmp_path / "task"
+        out.mkdir()
+        busy = f"^another amips label is at work in {out}; wait for it, or choose another out$"
+        with locked(out / ".lock"), pytest.raises(TaskError, match=busy):
+            amips.label(*world, cells=2, out=out, **SMALL)
+        task = amips.label(*world, cells=2, out=out, **SMALL)
+        assert task.c == 2
+        assert not (out / ".lock").exists()
+
+    def test_a_link_in_place_of_the_lock_is_not_followed(self, world, tmp_path):
+        other = tmp_path / "precious"
+        (tmp_path / "task").mkdir()
+        (tmp_path / "task" / ".lock").symlink_to(other)
+        with pytest.raises(TaskError, match=r"\.lock is not a lock file but a link"):
+            amips.label(*world, cells=2, out=tmp_path / "task", **SMALL)
+        assert not other.exists()
+
+    def test_keys_that_changed_in_an_unfinished_task(self, on_disk, tmp_path):
+        out = tmp_path / "task"
+        command = [sys.executable, "-c", LABEL, str(on_disk), str(out)]
+        kill_when(subprocess.Popen(command), lambda: journal_rows(out / "train" / "top") > 0)
+        damaged = np.load(out / "keys.npy", mmap_mode="r+")
+        damaged[17, 3] += 1
+        damaged.flush()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "keys.npy has changed since this task was begun" in done.stderr
+
+    def test_what_a_killed_call_left_is_cleared(self, on_disk, tmp_path):
+        out = shutil.copytree(on_disk / "whole", tmp_path / "task")
+        options = json.loads((out / "task.json").read_text())["options"]
+        (out / "plan.json").write_text(json.dumps(options))  # killed right after the manifest
+        (out / "val" / "progress.json").write_text("{}")
+        (out / ".cells.npy.1234567.tmp").write_bytes(b"half")
+        subprocess.run([sys.executable, "-c", LABEL, str(on_disk), str(out)], check=True)
+        assert content(out) == content(on_disk / "whole")
 
 
 class TestGivenSplit:
@@ -624,6 +749,19 @@ class TestDefaults:
         assert [len(split) for split in splits(task).values()] == [420, 140, 140]  # a fifth each is held out
         assert task.train.top_ids.shape == (420, 10)
 
+    def test_without_a_place_it_goes_with_the_last_who_uses_it(self, world):
+        task = amips.label(*world, cells=2, **SMALL)
+        path, keys = task.path, task.key_vectors
+        other = task.with_cells(partition.kmeans(task.keys, 4))
+        del task
+        gc.collect()
+        assert path.exists()
+        del other
+        gc.collect()
+        assert not path.exists()
+        assert keys.rows(0, 3).shape == (3, 16)  # what is open stays readable
+        assert keys.take(np.array([5, 2])).shape == (2, 16)
+
     def test_without_a_place_it_is_kept_until_the_process_ends(self, world):
         program = (
             "import amips, numpy as np\n"
@@ -641,7 +779,7 @@ class TestDefaults:
         more = amips.label(*world, preset="paper", cells=4, copies=1, **SMALL)
         assert (more.c, len(more.train), more.query_aware) == (4, 2 * 650, 0.0)
         assert more.has_cell_targets
-        with pytest.raises(TaskError, match=r"^preset='thesis': expected one of paper, or None$"):
+        with pytest.raises(TaskError, match=r"^preset='thesis': expected one of paper$"):
             amips.label(*world, preset="thesis")
 
     def test_what_a_model_of_it_is_good_for(self, task):

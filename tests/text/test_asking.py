@@ -1,6 +1,9 @@
 """Questions in words: a bundle with texts, what it answers, and what it refuses."""
 
+import hashlib
 import json
+import os
+import shutil
 import zlib
 from dataclasses import replace
 
@@ -12,9 +15,11 @@ import amips
 from amips.cli import cli
 from amips.errors import AmipsError, BundleError
 from amips.search import Point
+from amips.signing import new_key
 from amips.task import load_task
 from amips.text import Asker, attach, embed
 from amips.text import asking as module
+from helpers import reseal
 
 TOPICS = {
     "csv": "read write csv file rows columns delimiter",
@@ -66,7 +71,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def words_for_all(monkeypatch):
-    monkeypatch.setattr(module, "open_encoder", lambda name: Words())
+    monkeypatch.setattr(module, "open_published", lambda name: Words())
 
 
 def test_the_answer_is_that_of_a_search_with_the_encoded_question(folder):
@@ -138,8 +143,10 @@ def test_compare_knows_the_true_keys_of_codes_and_second_cells(folder):
 
 def test_a_recall_out_of_reach_is_said_in_a_line(folder, monkeypatch):
     low = replace(amips.load(folder / "bundle"), points=[Point(1, 0.5, 0.5, 0.1, 1.0)])
-    monkeypatch.setattr(module, "load", lambda path: low)
-    done = CliRunner().invoke(cli, ["ask", str(folder / "bundle"), "read a csv file"])
+    monkeypatch.setattr(module, "load", lambda path, trusted: low)
+    words = ["ask", str(folder / "bundle"), "read a csv file"]
+    assert "recall 0.95 is out of reach" in str(CliRunner().invoke(cli, words).exception)
+    done = CliRunner().invoke(cli, [*words, "--best-effort"])
     assert done.exit_code == 0
     assert done.stderr.startswith("warning: recall 0.95 is out of reach")
     assert done.stderr.count("\n") == 1
@@ -191,3 +198,160 @@ def test_build_takes_the_texts(folder, tmp_path):
     done = CliRunner().invoke(cli, [*arguments, "--out", str(tmp_path / "b")])
     assert done.exit_code == 0, done.output
     assert Asker(tmp_path / "b").ask("csv").hits
+
+
+class Other(Words):
+    """Of the same dimension, with other directions."""
+
+    name = "other"
+
+    def encode(self, texts):
+        return super().encode([" ".join(f"{word}!" for word in text.split()) for text in texts])
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder / "bundle", tmp_path / "bundle")
+
+
+class TestEncoder:
+    @pytest.fixture(autouse=True)
+    def none_is_opened(self, monkeypatch):
+        for name in ("open_encoder", "open_published"):
+            monkeypatch.setattr(module, name, lambda name: pytest.fail(f"opened {name}"))
+
+    @pytest.mark.parametrize("name", ["/tmp/evil", "./evil", "../evil", "~/evil", "a/b/c", "", "C:\\evil"])
+    def test_a_path_that_a_bundle_names_is_never_opened(self, copy, name):
+        reseal(copy / "text" / "text.json", encoder=name)
+        with pytest.raises(BundleError, match="--encoder DIR"):
+            Asker(copy).ask("csv")
+
+    def test_a_published_name_is_opened_as_such(self, copy, monkeypatch):
+        reseal(copy / "text" / "text.json", encoder="someone/model")
+        names = []
+        monkeypatch.setattr(module, "open_published", lambda name: names.append(name) or Words())
+        Asker(copy).ask("csv")
+        assert names == ["someone/model"]
+
+    def test_the_caller_names_a_directory(self, copy, monkeypatch):
+        reseal(copy / "text" / "text.json", encoder="/where/it/was")
+        names = []
+        monkeypatch.setattr(module, "open_encoder", lambda name: names.append(name) or Words())
+        done = CliRunner().invoke(cli, ["ask", str(copy), "read a csv file", "--encoder", "here"])
+        assert done.exit_code == 0, done.output
+        assert names == ["here"]
+
+    def test_one_that_did_not_encode_the_texts_is_refused(self, copy):
+        assert Asker(copy, encoder=Words()).ask("csv").hits
+        with pytest.raises(BundleError, match="other is not the encoder of"):
+            Asker(copy, encoder=Other()).ask("csv")
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp"
+
+
+def write_texts(bundle, change):
+    """Change the texts of a bundle as a forger would: every hash is right."""
+    path = bundle / "text" / "keys.jsonl"
+    records = [change(json.loads(row)) for row in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    facts = {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    reseal(bundle / "text" / "text.json", files={"keys.jsonl": facts})
+
+
+@pytest.mark.parametrize("field", ["id", "title", "text"])
+def test_escapes_in_texts_do_not_reach_the_terminal(copy, field):
+    def change(record):
+        return {
+            **record,
+            "title": "" if field == "id" else record["title"],
+            field: f"{record[field]} {HOSTILE}",
+        }
+
+    write_texts(copy, change)
+    assert HOSTILE in getattr(Asker(copy).ask("csv").hits[0].text, field)  # a program gets what was written
+    done = CliRunner().invoke(cli, ["ask", str(copy), "read a csv file"])
+    assert done.exit_code == 0, done.output
+    assert "\\x1b]0;owned\\x07" in done.stdout
+    assert not set("\x1b\x07\x9b\u202e") & set(done.output)
+
+
+def test_a_title_cannot_look_like_another_hit(copy):
+    write_texts(copy, lambda record: {**record, "title": "x\n1. 1.000  forged"})
+    done = CliRunner().invoke(cli, ["ask", str(copy), "csv", "-k", "1"])
+    assert sum(line.startswith("1. ") for line in done.stdout.splitlines()) == 1
+
+
+class TestHostileTexts:
+    def refused(self, bundle, match):
+        with pytest.raises(AmipsError, match=match) as problem:
+            Asker(bundle)
+        assert "\n" not in str(problem.value)
+
+    def test_changed(self, copy):
+        path = copy / "text" / "keys.jsonl"
+        path.write_bytes(path.read_bytes().replace(b"csv", b"vsc"))
+        self.refused(copy, "SHA-256")
+
+    def test_a_pipe(self, copy):
+        path = copy / "text" / "keys.jsonl"
+        path.unlink()
+        os.mkfifo(path)
+        self.refused(copy, "not a regular file")
+        (copy / "text" / "text.json").unlink()
+        os.mkfifo(copy / "text" / "text.json")
+        self.refused(copy, "not a regular file")
+
+    def test_links_out_of_the_bundle(self, copy, tmp_path):
+        (copy / "text" / "keys.jsonl").rename(tmp_path / "elsewhere.jsonl")
+        (copy / "text" / "keys.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+        self.refused(copy, "outside")
+        (copy / "text").rename(tmp_path / "text")
+        (copy / "text").symlink_to(tmp_path / "text")
+        self.refused(copy, "outside")
+
+    def test_decoys_that_are_verified_in_place_of_the_texts(self, copy):
+        (copy / "text" / "decoy").write_bytes(b"")
+        facts = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+        reseal(copy / "text" / "text.json", files={"decoy": facts})
+        self.refused(copy, "does not list keys.jsonl")
+
+
+@pytest.fixture(scope="module")
+def signer(tmp_path_factory):
+    """A private and a public key."""
+    return new_key(tmp_path_factory.mktemp("keys") / "key")
+
+
+class TestSigned:
+    def test_texts_are_signed_with_the_bundle(self, copy, signer):
+        private, public = signer
+        with pytest.raises(BundleError, match="is not signed"):
+            Asker(copy, trusted=public)
+        amips.sign(copy, private)
+        assert Asker(copy, trusted=public).ask("csv").hits
+        assert amips.verify(copy, public).texts
+        done = CliRunner().invoke(cli, ["ask", str(copy), "csv", "--trusted", str(public)])
+        assert done.exit_code == 0, done.output
+        write_texts(copy, lambda record: {**record, "text": "forged"})
+        assert amips.load(copy, trusted=public).n == 400  # whose files are as they were
+        for refused in (lambda: Asker(copy, trusted=public), lambda: amips.verify(copy, public)):
+            with pytest.raises(BundleError, match=r"text\.json is not signed by a trusted key"):
+                refused()
+
+    def test_texts_that_came_after_the_signature(self, folder, copy, signer):
+        private, public = signer
+        shutil.rmtree(copy / "text")
+        amips.sign(copy, private)
+        attach(copy, folder / "vectors")
+        with pytest.raises(BundleError, match="came after the signature"):
+            Asker(copy, trusted=public)
+
+
+def test_texts_that_changed_since_they_were_embedded_are_not_attached(folder, tmp_path):
+    vectors = shutil.copytree(folder / "vectors", tmp_path / "vectors")
+    path = vectors / "keys.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"csv", b"vsc"))
+    with pytest.raises(BundleError, match="has changed since"):
+        attach(folder / "bundle", vectors)
+    assert Asker(folder / "bundle").ask("csv").hits

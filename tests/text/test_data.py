@@ -2,13 +2,14 @@
 
 import gzip
 import json
+import tracemalloc
 
 import pytest
 
 from amips import AmipsError
 from amips.bench.relevance import read_qrels
 from amips.cli import cli
-from amips.text import data, sources
+from amips.text import data, sources, texts
 from amips.text.data import DATASETS, get_data
 from amips.text.texts import read_texts
 
@@ -176,7 +177,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(source, tmp_path):
     with pytest.raises(AmipsError, match="download BeIR/nq to it"):
         get_data("beir/nq", tmp_path / "out", source=source)
     (source / "fiqa" / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"_id": 1, "text": "x"}\n')[:-9])
-    with pytest.raises(AmipsError, match=r"corpus\.jsonl\.gz is damaged"):
+    with pytest.raises(AmipsError, match=r"corpus\.jsonl\.gz, line 1: not a whole gzip file"):
         get_data("beir/fiqa", tmp_path / "out2", source=source)
     write_jsonl(source / "fiqa" / "corpus.jsonl", [{"_id": 1, "body": "x"}])
     with pytest.raises(AmipsError, match="corpus has no text; it has _id, body"):
@@ -233,3 +234,17 @@ def test_a_data_set_whose_queries_are_passages_says_so(tmp_path):
     make_gz(tmp_path, "quora")
     assert get_data("beir/quora", tmp_path / "out", source=tmp_path)["same_ids"] is True
     assert data.read_manifest(tmp_path / "out", "data.json", "data", 1, AmipsError, verify=True)
+
+
+def test_a_small_archive_of_one_endless_line_is_one_line(source, tmp_path, monkeypatch):
+    """A few kilobytes of gzip can unpack to a line of gigabytes: it is not read into memory."""
+    monkeypatch.setattr(texts, "MAX_LINE", 1 << 16)
+    path = source / "fiqa" / "corpus.jsonl.gz"
+    path.write_bytes(gzip.compress(b" " * (1 << 26)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(AmipsError, match=r"corpus\.jsonl\.gz, line 1: longer than"):
+            get_data("beir/fiqa", tmp_path / "out", source=source)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()

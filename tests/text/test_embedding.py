@@ -19,7 +19,7 @@ from amips.text import embedding
 from amips.text.embedding import Embedded, embed
 from amips.text.texts import Text, read_texts
 from amips.vectors import inspect, open_vectors
-from helpers import journal_rows, kill_when
+from helpers import journal_rows, kill_when, reseal
 
 D = 8
 
@@ -130,8 +130,7 @@ def test_a_finished_directory_is_returned_as_it_is(corpus, tmp_path):
     assert encoder.batches == []
     assert {path: path.stat().st_mtime_ns for path in before} == before
     # Nothing needs to be opened for it.
-    renamed = json.loads((tmp_path / "out" / "embed.json").read_text()) | {"encoder": "no/such-model"}
-    (tmp_path / "out" / "embed.json").write_text(json.dumps(renamed))
+    reseal(tmp_path / "out" / "embed.json", encoder="no/such-model")
     assert embed(*corpus, encoder="no/such-model", out=tmp_path / "out").encoder == "no/such-model"
 
 
@@ -422,3 +421,35 @@ class TestCommand:
             assert errors.startswith("error: ")
             assert errors.count("\n") == 1
             assert message in errors
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"d": "many"},
+        {"d": None},
+        {"d": float("inf")},
+        {"keys": None},
+        {"keys": {}},
+        {"left_out_of_keys": 3},
+        {"left_out_of_keys": {"empty": []}},
+        {"files": {}},
+        {"files": {"../elsewhere": {"size": 1, "sha256": ""}}},
+        {"files": {"keys.npy": 5}},
+    ],
+)
+def test_a_manifest_that_somebody_forged_is_one_line(corpus, tmp_path, fields):
+    embed(*corpus, encoder=Fake(), out=tmp_path / "out")
+    reseal(tmp_path / "out" / "embed.json", **fields)
+    with pytest.raises(AmipsError) as problem:
+        Embedded(tmp_path / "out")
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("stated", [5, "x", [], {}, {"sha256": 3}])
+def test_a_plan_that_somebody_forged_is_one_line(corpus, tmp_path, stated):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "plan.json").write_text(json.dumps({"kind": "embed", "encoder": Fake().name, "keys": stated}))
+    with pytest.raises(AmipsError, match="of other inputs or options"):
+        embed(*corpus, encoder=Fake(), out=out)

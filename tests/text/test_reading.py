@@ -4,10 +4,12 @@ import gzip
 import io
 import itertools
 import json
+import os
 import re
 import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -252,3 +254,11 @@ class TestTextFile:
             assert tracemalloc.get_traced_memory()[1] < 1 << 20 < path.stat().st_size / 10
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.parametrize("read", [lambda path: next(read_texts(path)), TextFile])
+def test_pipes_and_devices_are_refused_at_once(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero")):
+        with pytest.raises(AmipsError, match="not a regular file"):
+            read(path)

@@ -27,8 +27,9 @@ from amips.blas import threads as limit_threads
 from amips.cells import Cells
 from amips.errors import AmipsError, BundleError
 from amips.extras import needs_extra
-from amips.files import read_json, write_json
-from amips.search import TOP, Cost, Point, checked_k, checked_queries, point_for, recalls
+from amips.files import digest_of, read_json, write_json
+from amips.metrics import TARGET_RECALL, TOP
+from amips.search import Cost, Point, assured_recalls, checked_k, checked_queries, effort_for, ladder, recalls
 from amips.task import Split, Task, load_task
 from amips.vectors import Floats, Vectors, inspect, open_vectors
 
@@ -36,7 +37,6 @@ Ids = NDArray[np.int64]
 Row = tuple[Sequence[float] | Floats, Sequence[int] | Ids]  # scores and ids of one query
 
 MANIFEST = "backend.json"
-TARGET_RECALL = 0.95
 NEARLY_ALL = 0.999  # of the top keys: a ladder of budgets that is measured ends there
 GROWTH = 2**0.5  # from one budget to the next
 SAMPLE = 256  # keys, whatever their number
@@ -62,7 +62,90 @@ class BuildInputs:
     address: str | None
 
 
-class Backend(ABC):
+class Searchable(Protocol):
+    """What finds keys within a budget, and what was measured of it."""
+
+    @property
+    def n(self) -> int:
+        """The number of keys."""
+        ...
+
+    @property
+    def d(self) -> int:
+        """The dimension."""
+        ...
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """Recall by budget."""
+        ...
+
+    @property
+    def target_recall(self) -> float | None:
+        """The recall to serve."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """0: a backend does not know what mass a cell holds."""
+        ...
+
+    def budgets(self) -> list[int]:
+        """Budgets from cheap to dear."""
+        ...
+
+    def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
+        """Scores and ids of the k best keys within a budget, [m, k]."""
+        ...
+
+    def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
+        """What that costs, for each query; None if it is not known."""
+        ...
+
+
+class BudgetSearch:
+    """`search` of whatever is `Searchable`: backends, and backends asked for the predicted key."""
+
+    points: Sequence[Point] = ()  # recall by budget, on held-out queries, if `measure` was called
+    target_recall: float | None = None  # what `search` serves when nothing else is asked for
+    temperature: ClassVar[float] = 0.0
+
+    def search(
+        self: Searchable,
+        x: Any,
+        k: int = 10,
+        *,
+        recall: float | None = None,
+        probes: int | None = None,
+        best_effort: bool = False,
+        threads: int | None = None,
+    ) -> tuple[Floats, Ids]:
+        """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
+
+        Scores are true inner products <x, y>. Where fewer than k are found, the id is -1 and the score -inf.
+        With neither `recall` nor `probes` it serves the recall that it was measured for.
+
+        Args:
+            x: queries [m, d], or one query [d].
+            recall: the smallest budget that had this recall (of the true top 10; of the top key if k is 1) on
+                held-out queries; needs `measure` first.
+            probes: the budget itself. What it counts is in `self.budget`; `budgets()` is a ladder of them.
+            best_effort: a recall that is out of reach is served as well as it can be, with a warning.
+            threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, ScaNN,
+                Intel's); databases have their own.
+        """
+        x, _ = checked_queries(x, self.d)
+        k = checked_k(k)
+        if probes is None and not self.points:
+            raise AmipsError("its recall was not measured: give probes, or call measure(task) first")
+        budget = checked_budget(effort_for(self, probes, recall, None, k, best_effort).probes)
+        if len(x) == 0:
+            return padded(np.empty((0, 0), np.float32), np.empty((0, 0), np.int64), k)
+        with limit_threads(threads):
+            return padded(*self.find(x, min(k, self.n), budget), k)
+
+
+class Backend(BudgetSearch, ABC):
     """Keys, searched by a library that chooses for itself where to look.
 
     A subclass builds and opens its files in `make` and `open`, and searches in `find`.
@@ -80,8 +163,6 @@ class Backend(ABC):
     d: int
     fingerprint: str = ""  # of the keys; "" of one that was put together by hand,
     sample: str = ""  # ... and of some of them
-    points: Sequence[Point] = ()  # recall by budget, on held-out queries, if `measure` was called
-    target_recall: float | None = None  # what `search` serves when nothing else is asked for
 
     @abstractmethod
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
@@ -89,7 +170,7 @@ class Backend(ABC):
 
     @abstractmethod
     def budgets(self) -> list[int]:
-        """The ladder of budgets, from cheap to dear."""
+        """Budgets to choose from, from cheap to dear."""
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
         """What a search costs for each query; None where the library does not tell: then there is only time.
@@ -98,32 +179,8 @@ class Backend(ABC):
         """
         return None
 
-    def close(self) -> None:  # noqa: B027  (most have nothing to let go of)
+    def close(self) -> None:
         """Let go of files, connections and servers of its own."""
-
-    def search(
-        self,
-        x: Any,
-        k: int = 10,
-        *,
-        recall: float | None = None,
-        probes: int | None = None,
-        threads: int | None = None,
-    ) -> tuple[Floats, Ids]:
-        """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
-
-        Scores are true inner products <x, y>. Where fewer than k are found, the id is -1 and the score -inf.
-        With neither `recall` nor `probes` it serves the recall that it was measured for.
-
-        Args:
-            x: queries [m, d], or one query [d].
-            recall: the smallest budget that had this recall (of the true top 10; of the top key if k is 1) on
-                held-out queries; needs `measure` first.
-            probes: the budget itself. What it counts is in `self.budget`; `budgets()` is a ladder of them.
-            threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, ScaNN,
-                Intel's); databases have their own.
-        """
-        return checked_search(self, x, k, recall, probes, threads)
 
     def measure(self, task: Task | str | Path, *, recall: float = TARGET_RECALL) -> "Backend":
         """Measure recall by budget on the val queries of a task of these keys, and keep it in backend.json.
@@ -138,7 +195,7 @@ class Backend(ABC):
         self.points, self.target_recall = measured_points(self, task.val), recall
         facts = read_json(self.directory / MANIFEST, BundleError)
         facts |= {"points": [point.to_json() for point in self.points], "target_recall": recall}
-        write_json(self.directory / MANIFEST, facts)
+        write_json(self.directory / MANIFEST, {**facts, "digest": digest_of(facts)})
         return self
 
     def __enter__(self) -> "Backend":
@@ -171,66 +228,6 @@ class Backend(ABC):
         """Open what `make` wrote."""
 
 
-class Searchable(Protocol):
-    """What a checked search needs."""
-
-    @property
-    def n(self) -> int:
-        """The number of keys."""
-        ...
-
-    @property
-    def d(self) -> int:
-        """The dimension."""
-        ...
-
-    @property
-    def points(self) -> Sequence[Point]:
-        """Recall by budget."""
-        ...
-
-    @property
-    def target_recall(self) -> float | None:
-        """The recall to serve."""
-        ...
-
-    def budgets(self) -> list[int]:
-        """The ladder."""
-        ...
-
-    def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """The search itself."""
-        ...
-
-    def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
-        """What it costs."""
-        ...
-
-
-def checked_search(
-    index: Searchable, x: Any, k: int, recall: float | None, probes: int | None, threads: int | None
-) -> tuple[Floats, Ids]:
-    """Check, search with `index.find`, and fill up to k results."""
-    x, _ = checked_queries(x, index.d)
-    k = checked_k(k)
-    budget = _budget(index, recall, probes, k)
-    if len(x) == 0:
-        return padded(np.empty((0, 0), np.float32), np.empty((0, 0), np.int64), k)
-    with limit_threads(threads):
-        return padded(*index.find(x, min(k, index.n), budget), k)
-
-
-def _budget(index: Searchable, recall: float | None, probes: int | None, k: int) -> int:
-    if recall is not None and probes is not None:
-        raise AmipsError("give one of recall and probes")
-    if probes is not None:
-        return checked_budget(probes)
-    recall = index.target_recall if recall is None else recall
-    if recall is None or not index.points:
-        raise AmipsError("its recall was not measured: give probes, or call measure(task) first")
-    return point_for(list(index.points), recall, k).probes
-
-
 def measured_points(index: Searchable, split: Split) -> list[Point]:
     """Recall@1 and @10 on the queries of a split for each budget, until nearly all top keys are found.
 
@@ -243,7 +240,8 @@ def measured_points(index: Searchable, split: Split) -> list[Point]:
         scanned = 0.0 if cost is None else float(cost.scanned.mean() / index.n)
         flops = 0.0 if cost is None else float(cost.flops.mean())
         first, all_of_them = (float(recalls(ids, true, top).mean()) for top in (1, k))
-        points.append(Point(budget, first, all_of_them, scanned, flops))
+        hits = (true[:, :k, None] == ids[:, None, :]).any(axis=2)
+        points.append(Point(budget, first, all_of_them, scanned, flops, assured=assured_recalls(hits)))
         if all_of_them >= NEARLY_ALL:
             break
     return points
@@ -286,12 +284,8 @@ def from_rows(rows: Sequence[Row], k: int) -> tuple[Floats, Ids]:
 
 
 def rungs(most: int) -> list[int]:
-    """Budgets from 1 to `most`, each at least 1 and about 1.4 times more than the one before."""
-    steps, step = {1, most}, 1.0
-    while step < most:
-        steps.add(round(step))
-        step = max(step + 1, step * GROWTH)
-    return sorted(steps)
+    """Budgets from 1 to `most` in steps that are worth a measurement each: 1, 2, 3, 4, 6, 8, 11, 16, ..."""
+    return ladder(most, GROWTH)
 
 
 def sample_of(keys: Vectors) -> str:

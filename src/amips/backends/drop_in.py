@@ -3,22 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from amips.backends.backend import (
     BLOCK_BYTES,
-    TARGET_RECALL,
     Backend,
+    BudgetSearch,
     Ids,
     checked_recall,
-    checked_search,
     measured_points,
     sample_of,
 )
 from amips.errors import RunError
 from amips.index import score_candidates
+from amips.metrics import TARGET_RECALL
 from amips.nets import Model
 from amips.routers import check_fits
 from amips.search import DROP_IN_CANDIDATES, Cost, Point
@@ -27,7 +26,7 @@ from amips.vectors import Floats, open_vectors
 
 
 @dataclass(frozen=True)
-class DropIn:
+class DropIn(BudgetSearch):
     """A backend asked for the neighbours of y^(x), and these scored with x: scores are true again.
 
     Args:
@@ -71,20 +70,8 @@ class DropIn:
         return self.backend.d
 
     def budgets(self) -> list[int]:
-        """The backend's."""
+        """Budgets of the backend, from cheap to dear."""
         return self.backend.budgets()
-
-    def search(
-        self,
-        x: Any,
-        k: int = 10,
-        *,
-        recall: float | None = None,
-        probes: int | None = None,
-        threads: int | None = None,
-    ) -> tuple[Floats, Ids]:
-        """As `Backend.search`, with candidates that the backend has for the predicted key."""
-        return checked_search(self, x, k, recall, probes, threads)
 
     def measure(self, task: Task | str | Path, *, recall: float = TARGET_RECALL) -> "DropIn":
         """The same with recall by budget, measured on the val queries of a task of these keys."""
@@ -92,7 +79,7 @@ class DropIn:
         return replace(self, points=points, target_recall=checked_recall(recall))
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """As `search`, for queries that are known to be good and k of at most n."""
+        """The k best, scored with x, of the keys that the backend has for the predicted key."""
         candidates = self.backend.find(self._map(x), min(k * self.candidates, self.n), budget)[1]
         return score_candidates(self.keys.__getitem__, x, candidates, k, BLOCK_BYTES)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from amips.backends.backend import Backend, BuildInputs, Ids, rungs
 from amips.blas import faiss
-from amips.cells import kmeans
+from amips.cells import default_count, kmeans
 from amips.errors import AmipsError, BundleError
 from amips.index import scan_flops
 from amips.routers import best_cells
@@ -21,7 +21,7 @@ from amips.search import Cost
 from amips.vectors import Floats
 
 INDEX = "index.faiss"
-PARTITIONS = 4.0  # in units of sqrt(n)
+
 FEWEST = 16  # keys: a code of 4 bits has as many values
 
 
@@ -37,8 +37,8 @@ class FastScan(Backend):
 
     @classmethod
     def settings(cls, n: int, d: int) -> dict[str, Any]:
-        """4 sqrt(n) cells, ten candidates for each result."""
-        return {"partitions": max(1, min(round(PARTITIONS * n**0.5), n // 8)), "refine": 10}
+        """As many cells as amips takes, ten candidates for each result."""
+        return {"partitions": default_count(n), "refine": 10}
 
     @classmethod
     def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
@@ -73,11 +73,11 @@ class FastScan(Backend):
             raise BundleError(f"{directory / INDEX} is not a readable FAISS index") from None
 
     def budgets(self) -> list[int]:
-        """Cells."""
+        """Numbers of cells, up to all."""
         return rungs(int(self.ivf.nlist))
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """FAISS's own search."""
+        """FAISS's own search; the best candidates scored again with the float32 keys."""
         inner = faiss.SearchParametersIVF(nprobe=min(budget, int(self.ivf.nlist)))
         outer = faiss.IndexRefineSearchParameters(k_factor=float(self.refine), base_index_params=inner)
         scores, ids = self.index.search(x, k, params=outer)

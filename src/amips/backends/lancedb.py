@@ -23,6 +23,7 @@ import numpy as np
 
 from amips.backends.backend import BuildInputs, Ids, Row, from_rows, library, one_line, rungs
 from amips.backends.routable import TableBackend, by_cell, write_cells
+from amips.cells import default_count
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
 
@@ -41,8 +42,8 @@ class LanceDB(TableBackend):
 
     @classmethod
     def settings(cls, n: int, d: int) -> dict[str, Any]:
-        """2 sqrt(n) partitions."""
-        return {"partitions": max(1, min(round(2 * n**0.5), n // 16))}
+        """2 sqrt(n) partitions of 16 keys or more."""
+        return {"partitions": default_count(n, 2.0, fewest=16)}
 
     @classmethod
     def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
@@ -82,7 +83,7 @@ class LanceDB(TableBackend):
         return cls(directory, table, n, d, settings["partitions"])
 
     def budgets(self) -> list[int]:
-        """Partitions."""
+        """Numbers of partitions, up to all."""
         return rungs(self.partitions)
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:

@@ -22,6 +22,7 @@ from amips.search import Cost
 from amips.vectors import Floats
 
 KEYS, OF_QUERIES, OF_KEYS = "keys.npy", "query-projection.npy", "key-projection.npy"
+INNER = "reduced"  # the folder of the projected keys by cell
 
 
 class LeanVec(RoutableBackend):
@@ -59,19 +60,21 @@ class LeanVec(RoutableBackend):
         full.flush()
         centroids = np.ascontiguousarray(cells.centroids @ projection.keys.T)
         inner = FaissCellStore.build(projection.of_keys(keys), cells.assignment, centroids, "flat")
-        return [*files, OF_QUERIES, OF_KEYS, KEYS, *inner.save(directory)]
+        (directory / INNER).mkdir()
+        parts = [f"{INNER}/{name}" for name in inner.save(directory / INNER)]
+        return [*files, OF_QUERIES, OF_KEYS, KEYS, *parts]
 
     @classmethod
     def open(
         cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None
     ) -> "LeanVec":
         """Read the index; the full keys stay in their file."""
-        inner = FaissCellStore.load(directory, "flat", mmap=False)
+        inner = FaissCellStore.load(directory / INNER, "flat", mmap=False)
         keys = np.load(directory / KEYS, mmap_mode="r")
         return cls(directory, inner, np.load(directory / OF_QUERIES), keys, settings["refine"])
 
     def budgets(self) -> list[int]:
-        """Cells."""
+        """Numbers of cells, up to all."""
         return rungs(len(self.inner.sizes))
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:

@@ -117,8 +117,8 @@ def load(directory: str | Path, *, address: str | None = None) -> Backend:
     backend.directory = directory
     backend.fingerprint, backend.sample = manifest["keys"], manifest["sample"]
     try:
-        backend.points = [Point(**values) for values in manifest.get("points", [])]
-    except TypeError as problem:
+        backend.points = [Point.from_json(values) for values in manifest.get("points", [])]
+    except (TypeError, ValueError, AttributeError) as problem:
         raise BundleError(f"{directory / MANIFEST} is damaged: {problem}") from None
     backend.target_recall = manifest.get("target_recall")
     return backend

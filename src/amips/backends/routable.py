@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.backends.backend import Backend, BuildInputs, Ids, Row, from_rows
-from amips.cells import Cells, kmeans
+from amips.cells import Cells, default_count, kmeans
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats, Vectors
 
 ASSIGNMENT, CENTROIDS = "assignment.npy", "centroids.npy"
-CELLS = 4.0  # when none are given, in units of sqrt(n)
-KEYS_PER_CELL = 4  # ... and at least so many keys in each, on average
+
 ROWS_AT_ONCE = 4096
 
 
@@ -50,7 +49,7 @@ class RoutableBackend(Backend):
 
     @property
     def storage(self) -> str:
-        """The backend."""
+        """What the keys are kept in: the name of the backend."""
         return self.title
 
     @abstractmethod
@@ -66,7 +65,7 @@ class RoutableBackend(Backend):
         return 2 * self.d * keys
 
     def save(self, directory: Path) -> list[str]:
-        """Not into a bundle."""
+        """AmipsError: a bundle cannot hold the keys of a backend."""
         raise AmipsError(f"{self.title} keeps its keys in {self.directory}; a bundle cannot hold them")
 
 
@@ -99,9 +98,9 @@ class TableBackend(RoutableBackend):
 
 def write_cells(inputs: BuildInputs, directory: Path) -> tuple[Cells, list[str]]:
     """The cells that were given, or spherical k-means, and the files they are kept in."""
-    n = inputs.keys.n
-    count = max(1, min(round(CELLS * n**0.5), n // KEYS_PER_CELL))
-    cells = kmeans(inputs.keys, count) if inputs.cells is None else inputs.cells
+    cells = inputs.cells
+    if cells is None:
+        cells = kmeans(inputs.keys, default_count(inputs.keys.n))
     np.save(directory / ASSIGNMENT, np.asarray(cells.assignment, np.int32))
     np.save(directory / CENTROIDS, np.asarray(cells.centroids, np.float32))
     return cells, [ASSIGNMENT, CENTROIDS]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from amips.backends.backend import Backend, BuildInputs, Ids, library, one_line, rungs, threads_allowed
+from amips.cells import default_count
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats
 
@@ -36,13 +37,13 @@ class ScaNN(Backend):
 
     @classmethod
     def settings(cls, n: int, d: int) -> dict[str, Any]:
-        """2 sqrt(n) leaves, and as ScaNN's authors advise."""
-        leaves = max(1, min(round(2 * n**0.5), n // 16))
+        """2 sqrt(n) leaves of 16 keys or more, and as ScaNN's authors advise."""
+        leaves = default_count(n, 2.0, fewest=16)
         return {"leaves": leaves, "dimensions": 2, "threshold": 0.2, "refine": 10}
 
     @classmethod
     def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
-        """Train and encode."""
+        """Train the tree and the codes, encode the keys, and write the folder `scann`."""
         scann, o, n = library(cls, "scann"), inputs.settings, inputs.keys.n
         if not 1 <= o["leaves"] <= n:
             raise AmipsError(f"leaves={o['leaves']}: expected 1 to the {n} keys")
@@ -62,14 +63,14 @@ class ScaNN(Backend):
 
     @classmethod
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "ScaNN":
-        """Read it."""
+        """Read what `make` wrote."""
         scann, folder = library(cls, "scann"), directory / FOLDER
         with one_line(f"{folder} is not a readable ScaNN index", RuntimeError, error=BundleError):
             searcher = scann.scann_ops_pybind.load_searcher(str(folder))
         return cls(searcher, n, d, settings)
 
     def budgets(self) -> list[int]:
-        """Leaves."""
+        """Numbers of leaves, up to all."""
         return rungs(self._settings["leaves"] if self.n >= FEWEST else 1)
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:

@@ -1,10 +1,8 @@
 """Backends (ScaNN, pgvector, ...): what a model gains over the same backend searched with x."""
 
-from amips.bench.derive import Axis, Bootstrap, Family
+from amips.bench.derive import AXES, Axis, Bootstrap, Family, Metric
 from amips.bench.summary import Table
 from amips.bench.verdict import HEADLINES, TARGETS, in_words
-
-AXES: tuple[Axis, ...] = ("flops", "scanned", "single/1", "single/all", "batch/1", "batch/all")
 
 
 def pairs(tested: list[Family]) -> list[tuple[Family, Family]]:
@@ -18,24 +16,33 @@ def gain_tables(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, bat
     rows = []
     for metric, target in TARGETS:
         for base, ours in compared:
-            cells = []
-            for axis in AXES:
-                ratio = bootstrap.ratio(base, ours, axis, metric, target)
-                text = "-" if ratio is None else str(ratio)
-                unknown = "not told" if axis in ("flops", "scanned") else "not taken"
-                cells.append(text if base.knows(axis) and ours.knows(axis) else unknown)
-            rows.append([f"{metric} {target:.2f}", ours.name, *cells])
+            rows.append(ratio_row(bootstrap, base, ours, metric, target))
     if not rows:
         return []
-    head = ["recall", "backend: model", "FLOPs", "keys scanned", "time: batch 1, 1 thread", "batch 1, all"]
-    head += [f"batch {batch:,}, 1 thread", f"batch {batch:,}, all"]
     note = (
         "How many times less than the same backend searched with x: above 1 is a gain. In brackets the 95 % "
         "interval, where it is known; - where one does not reach the recall; not told where the backend does "
         "not say what it looked at: then there is only time; not taken where one thread is all there is. "
         "Databases have threads of their own, whatever the column says."
     )
-    return [Table("Backends: a model against x", head, rows, note)]
+    return [Table("Backends: a model against x", ratio_head("backend: model", batch), rows, note)]
+
+
+def ratio_head(what: str, batch: int) -> list[str]:
+    """The head of a table of `ratio_row`s; `what` is compared."""
+    times = ["time: batch 1, 1 thread", "batch 1, all", f"batch {batch:,}, 1 thread", f"batch {batch:,}, all"]
+    return ["recall", what, "FLOPs", "keys scanned", *times]
+
+
+def ratio_row(bootstrap: Bootstrap, base: Family, ours: Family, metric: Metric, target: float) -> list[str]:
+    """How many times less `ours` costs than `base` at a recall, on every axis."""
+    cells = []
+    for axis in AXES:
+        ratio = bootstrap.ratio(base, ours, axis, metric, target)
+        unknown = "not told" if axis in ("flops", "scanned") else "not taken"
+        text = "-" if ratio is None else str(ratio)
+        cells.append(text if base.knows(axis) and ours.knows(axis) else unknown)
+    return [f"{metric} {target:.2f}", ours.name, *cells]
 
 
 def gain_sentences(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[str]:

@@ -24,11 +24,14 @@ from amips.bench.systems import System
 from amips.bench.systems_file import read_systems
 from amips.errors import AmipsError, ResultsError
 from amips.files import locked
+from amips.metrics import TOP
 from amips.nets import Model
+from amips.resources import plain_resource_errors
 from amips.search import Searcher, calibrated
 from amips.task import Task, load_task
 
 
+@plain_resource_errors()
 def bench(
     task: Task | str | Path,
     *,
@@ -36,12 +39,12 @@ def bench(
     systems: Sequence[System] | str | Path | None = None,
     models: Sequence[str | Path] = (),
     backends: Sequence[str] = (),
-    minutes: float = 0.5,
-    rounds: int = 3,
-    batch: int = 1024,
-    singles: int = 64,
-    all_threads: bool = True,
-    seed: int = 0,
+    minutes: float = Settings.minutes,
+    rounds: int = Settings.rounds,
+    batch: int = Settings.batch,
+    singles: int = Settings.singles,
+    all_threads: bool = Settings.all_threads,
+    seed: int = Settings.seed,
     judgements: Judgements | None = None,
     progress: bool = False,
 ) -> Summary:
@@ -74,11 +77,11 @@ def bench(
             f"minutes={minutes}, rounds={rounds}, batch={batch}, singles={singles}, seed={seed}: seed must "
             "not be negative, the others must be positive"
         )
-    if task.test.top_ids.shape[1] < min(10, task.n):
+    if task.test.top_ids.shape[1] < min(TOP, task.n):
         raise AmipsError(
-            f"{task.path} knows only the top {task.test.top_ids.shape[1]}: label with -k 10 or more"
+            f"{task.path} knows only the top {task.test.top_ids.shape[1]}: label with -k {TOP} or more"
         )
-    settings = Settings(10, batch, singles, rounds, minutes, seed, progress, all_threads)
+    settings = Settings(TOP, batch, singles, rounds, minutes, seed, progress, all_threads)
     loaded = load_models(list(models))
     named = list(read_systems(systems) if isinstance(systems, str | Path) else systems or [])
     if systems is not None and not named and not loaded and not backends:
@@ -97,8 +100,8 @@ def bench(
         command = _command(settings, list(loaded), systems is not None, backends)
         summary = replace(summary, command=command)
         if judgements is not None:
-            tested, chosen = on_test(store.runs(compared), task), summary.values["chosen"]
-            table = relevance_table(runner, tested, chosen, judgements)
+            tested, contender = on_test(store.runs(compared), task), summary.values["contender"]
+            table = relevance_table(runner, tested, contender, judgements)
             summary = replace(summary, tables=[*summary.tables[:1], table, *summary.tables[1:]])
         summary.save(store.path)
     return summary

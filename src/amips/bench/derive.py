@@ -28,6 +28,14 @@ Array = NDArray[np.float64]
 Metric = Literal["recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr"]
 Axis = Literal["flops", "scanned", "single/1", "single/all", "batch/1", "batch/all"]
 
+AXES: dict[Axis, str] = {
+    "flops": "FLOPs a query",
+    "scanned": "keys scanned, fraction of all",
+    "single/1": "us a query, batch 1, 1 thread",
+    "single/all": "us a query, batch 1, all threads",
+    "batch/1": "us a query, large batch, 1 thread",
+    "batch/all": "us a query, large batch, all threads",
+}
 TOP_FRACTIONS = (0.0001, 0.001, 0.005)  # the paper's Recall@{0.01, 0.1, 0.5}% of n
 DRAWS = 1000
 HELD_UP = 3.0  # a round counts if its yardstick took no more than so many times what it mostly takes
@@ -178,12 +186,12 @@ class Ratio:
 
     @property
     def better(self) -> bool:
-        """Surely less."""
+        """Whether the cost is surely less: the whole interval is above 1."""
         return self.low is not None and self.low > 1.0
 
     @property
     def worse(self) -> bool:
-        """Surely more."""
+        """Whether the cost is surely more: the whole interval is below 1."""
         return self.high is not None and self.high < 1.0
 
     def __str__(self) -> str:

@@ -1,6 +1,5 @@
 """What kind of data this is, and how models were trained on it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,19 @@ import numpy as np
 from amips import exact
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
 from amips.errors import ResultsError
-from amips.files import read_json
-from amips.nets import DESCRIPTION
+from amips.metrics import SCAN, TARGET_RECALL, TOP
+from amips.nets import is_unfinished_run, load_model, read_run_config, read_run_log
 from amips.task import Task
 from amips.vectors import row_norms
 
-CONFIG, LOG = "config.json", "log.jsonl"  # of a run
-SCAN = "scan@0.95"
+SCANNED = f"keys scanned for recall@{TOP} {TARGET_RECALL}"
 # Metric, file, title, axis, what to make of it.
 CURVES = [
     (
         SCAN,
         "training-scan",
         "Training: keys to scan",
-        "keys scanned for recall@10 0.95 (share)",
+        f"{SCANNED} (share)",
         "Lower is better; what training chooses by.",
     ),
     ("routing@1", "training-routing", "Training: routing accuracy", "routing accuracy in the first cell", ""),
@@ -80,21 +78,9 @@ def top_scores(task: Task) -> list[Chart]:
     return [Chart("top-scores", "How near the top key is", [panel])]
 
 
-def read_log(run: str | Path) -> list[dict[str, Any]]:
-    """What a run logged: one entry for each evaluation; nothing where there is no log."""
-    path = Path(run) / LOG
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.strip()]
-
-
-def is_run(directory: str | Path) -> bool:
-    """Whether a directory is of a training run, finished or not."""
-    return all((Path(directory) / name).exists() for name in (CONFIG, LOG))
-
-
 def training_curves(runs: Mapping[str, str]) -> list[Chart]:
     """Metrics on val during the training of runs (labels by directory), with centroid routing as a line."""
-    logs = {label: read_log(directory) for directory, label in runs.items()}
+    logs = {label: read_run_log(directory, ResultsError) for directory, label in runs.items()}
     charts = []
     for metric, name, title, axis, caption in CURVES:
         series = [line for label, log in logs.items() if (line := _curve(label, log, metric)) is not None]
@@ -132,7 +118,7 @@ def _centroid_lines(logs: Mapping[str, list[dict[str, Any]]], metric: str) -> li
 def training_summary(run: str | Path) -> Summary:
     """How a run went: its best figures on val beside those of its beginning and of centroids, and curves."""
     run = Path(run)
-    config, log = read_json(run / CONFIG, ResultsError), read_log(run)
+    config, log = read_run_config(run, ResultsError), read_run_log(run, ResultsError)
     if not log:
         raise ResultsError(f"{run} holds no evaluations yet")
     metric = SCAN if SCAN in log[0]["val"] else "erel"
@@ -142,14 +128,14 @@ def training_summary(run: str | Path) -> Summary:
         "untrained": log[0]["val"],
         "trained": best["val"],
     }
-    finished = (run / DESCRIPTION).exists()
+    finished = not is_unfinished_run(run)
     if finished:
-        columns["trained"] = read_json(run / DESCRIPTION, ResultsError)["about"]["val"]
+        columns["trained"] = load_model(run, ResultsError).about.get("val", best["val"])
     columns = {name: values for name, values in columns.items() if values}
     figures = ", ".join(
         f"{name} {_shown(metric, values)}" for name, values in columns.items() if metric in values
     )
-    what = "keys scanned for recall@10 0.95" if metric == SCAN else "erel (relative transport error)"
+    what = SCANNED if metric == SCAN else "erel (relative transport error)"
     verdict = [f"{what}, on val: {figures}"]
     if best["step"] == 0 and len(log) > 1:
         verdict.append("training did not improve on the start")

@@ -72,21 +72,21 @@ class Look:
 
 def looks(summary: Summary) -> dict[str, Look]:
     """A look for the name of each series and grid, in order of appearance within its group."""
-    chosen: dict[str, Look] = {}
+    looks: dict[str, Look] = {}
     used = dict.fromkeys(PALETTE, 0)
     for panel in (panel for chart in (*summary.charts, *summary.curves) for panel in chart.panels):
         named = [(grid.name, "contender") for grid in panel.grids]
         for name, group in [*named, *((series.name, series.group) for series in panel.series)]:
-            if name in chosen:
+            if name in looks:
                 continue
             if group not in PALETTE:
                 raise ResultsError(f"series {name!r} is of unknown group {group!r}")
             turn, colour = divmod(used[group], len(PALETTE[group]))
             # When the colours start over, the symbols are shifted: the pair stays unique for longer.
-            symbol = list(SYMBOLS)[(len(chosen) + turn) % len(SYMBOLS)]
-            chosen[name] = Look(*PALETTE[group][colour], symbol)
+            symbol = list(SYMBOLS)[(len(looks) + turn) % len(SYMBOLS)]
+            looks[name] = Look(*PALETTE[group][colour], symbol)
             used[group] += 1
-    return chosen
+    return looks
 
 
 def numbers(values: Iterable[Any], of: str) -> list[float | None]:

@@ -13,10 +13,10 @@ from amips.bench.searchers import spent
 from amips.bench.summary import Table
 from amips.bench.systems import EXACT, System
 from amips.errors import AmipsError
+from amips.metrics import TARGET_RECALL
 from amips.task import Task
 
 FOLDER = "relevance"
-TARGET = 0.95  # recall@10 at which systems are compared
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Judgements:
 
 
 def relevance_table(
-    runner: Runner, tested: list[Family], chosen: str | None, judgements: Judgements
+    runner: Runner, tested: list[Family], contender: str | None, judgements: Judgements
 ) -> Table:
     """nDCG@10 and recall@100 of exact search, and of the best centroid and the chosen learned search.
 
@@ -58,8 +58,8 @@ def relevance_table(
     first, names = len(task.val), [judgements.query_ids[int(row)] for row in task.test.source]
     points: list[tuple[str, System, int]] = [("exact", System(backend=EXACT), 1)]
     for family in tested:
-        at = family.nearest("flops", "recall@10", TARGET)
-        if at is not None and (family.role == "baseline" or family.name == chosen):
+        at = family.nearest("flops", "recall@10", TARGET_RECALL)
+        if at is not None and (family.role == "baseline" or family.name == contender):
             points.append((family.name, at.run.system, at.run.budget))
     rows: list[list[str]] = []
     exact: Relevance | None = None
@@ -80,7 +80,7 @@ def relevance_table(
         rows.append([name, where, *cells])
     assert exact is not None
     note = (
-        f"On {len(exact.queries):,} judged test queries, each at recall@10 = {TARGET} against exact search. "
-        "In brackets the difference from exact search and its 95 % interval over queries."
+        f"On {len(exact.queries):,} judged test queries, each at recall@10 = {TARGET_RECALL} against exact "
+        "search. In brackets the difference from exact search and its 95 % interval over queries."
     )
     return Table("Relevance, as people judged it", ["search", "at", *MEASURES], rows, note)

@@ -1,12 +1,12 @@
 """Which systems a bench compares when nobody says: what an expert would ask for."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from amips.backends import backend_class
 from amips.bench.systems import EXACT, Mode, System
 from amips.builder import Builder
+from amips.cells import default_count
 from amips.design import Design
 from amips.errors import AmipsError, RunError
 from amips.nets import WEIGHTS, Model, load_model
@@ -14,13 +14,13 @@ from amips.task import Task
 
 SWEEP = (0.5, 1.0, 2.0, 4.0, 10.0)  # cells of the baseline, in units of sqrt(n)
 OWN_SWEEP = (2.0, 4.0, 8.0)  # cells of what `amips.fit` usually makes, in units of sqrt(n)
-BACKEND_CELLS = 4.0  # cells of a backend that can be routed, in units of sqrt(n)
+
 OWN_LABEL = "amips"
 
 
 def sweep(n: int, factors: Sequence[float] = SWEEP) -> list[int]:
     """Numbers of cells, by default from sqrt(n) / 2 to 10 sqrt(n), none with fewer than two keys a cell."""
-    return sorted({min(max(2, round(factor * math.sqrt(n))), max(2, n // 2)) for factor in factors})
+    return sorted({max(2, default_count(n, factor, fewest=2)) for factor in factors})
 
 
 def default_systems(builder: Builder, models: dict[str, Model]) -> list[System]:
@@ -36,7 +36,7 @@ def own_systems(builder: Builder, factors: Sequence[float] = OWN_SWEEP) -> list[
 
     Lean storage has the dimensions that the builder measures; where they save nothing there is none of it.
     """
-    counts = sorted({_own_cells(builder.task.n, factor) for factor in factors})
+    counts = sorted({max(2, default_count(builder.task.n, factor)) for factor in factors})
     dimensions = builder.lean_dimensions()
     designs = [Design(cells, storage="flat") for cells in counts]
     if dimensions is not None:
@@ -47,12 +47,8 @@ def own_systems(builder: Builder, factors: Sequence[float] = OWN_SWEEP) -> list[
 def own_on_backends(n: int, names: Sequence[str]) -> list[System]:
     """The same cells and router on backends whose cells can be addressed."""
     routable = [name for name in dict.fromkeys(names) if backend_class(name).routable]
-    design = Design(_own_cells(n, BACKEND_CELLS))
+    design = Design(max(2, default_count(n)))
     return [System(design, backend=name, label=OWN_LABEL) for name in routable]
-
-
-def _own_cells(n: int, factor: float) -> int:
-    return min(max(2, round(factor * math.sqrt(n))), max(2, n // 8))
 
 
 def model_systems(task: Task, models: dict[str, Model]) -> list[System]:
@@ -79,8 +75,7 @@ def backend_systems(task: Task, names: Sequence[str], models: dict[str, Model]) 
     """
     # One number of cells, so that all share one backend; models that score cells have the task's.
     scores_cells = any(model.c > 1 for model in models.values())
-    count = min(max(2, round(BACKEND_CELLS * math.sqrt(task.n))), task.n)
-    plain = cells_of(task) if scores_cells else Design.plain(count)
+    plain = cells_of(task) if scores_cells else Design.plain(max(2, default_count(task.n)))
     systems = []
     for name in dict.fromkeys(names):
         design = plain if backend_class(name).routable else None

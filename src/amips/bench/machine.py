@@ -4,13 +4,16 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from amips.blas import faiss
 from amips.version import __version__
+
+K = TypeVar("K", bound=Hashable)
 
 
 def describe_machine() -> dict[str, str]:
@@ -32,14 +35,14 @@ def threads() -> int:
     return os.cpu_count() or 1
 
 
-def in_turns(groups: list[dict[str, Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
+def in_turns(groups: Sequence[Mapping[K, Callable[[], object]]], rounds: int) -> dict[K, list[float]]:
     """Seconds of each contender, one after the other, round by round, after one warm round.
 
     The speed of a shared machine drifts: only times taken in turns can be compared. A group is what uses
     the same library: the threads of another wait busily for a while after its last call and slow down what
     comes next, so the first of a group runs once before it is timed.
     """
-    times: dict[str, list[float]] = {name: [] for group in groups for name in group}
+    times: dict[K, list[float]] = {name: [] for group in groups for name in group}
     for turn in range(rounds + 1):
         for group in groups:
             next(iter(group.values()))()

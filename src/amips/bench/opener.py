@@ -1,6 +1,7 @@
 """Systems made ready to search: designs by the builder, other libraries' indexes built once and kept."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,14 @@ class Opener:
             )
         if system.mode != "cells" and model.c != 1:
             raise RunError(f"{system.run} scores cells: mode={system.mode!r} needs a model of one key")
-        cells = "" if model.c == 1 or system.design is None else self._known_cells(system)
-        check_fits(model, self.task.fingerprint, cells)
-
-    def _known_cells(self, system: System) -> str:
-        """The fingerprint of a system's cells if these are the task's own; "" if they are not made yet."""
-        assert system.design is not None
-        own = system.design.query_aware in (None, self.task.query_aware) and system.cells == self.task.c
-        return fingerprint_of(self.task.cells.assignment) if own else ""
+        cells = ""
+        if model.c > 1 and system.design is not None:
+            # Made here if need be: a model of other cells is refused before anything is run.
+            cells = fingerprint_of(self.builder.cells(system.design).assignment)
+        try:
+            check_fits(model, self.task.fingerprint, cells)
+        except RunError as problem:
+            raise RunError(f"{system.name}: {problem}") from None
 
     def open(self, system: System) -> SystemSearch:
         """A system ready to search."""
@@ -84,8 +85,7 @@ class Opener:
         store: Any = self.backend(system)
         searcher = Searcher(store, model, fingerprint=self.task.fingerprint, design=system.design)
         check_fits(model, self.task.fingerprint, searcher.cells_fingerprint)
-        temperature = estimate_routing(searcher, self.task.val).temperature
-        return Searcher(store, model, fingerprint=self.task.fingerprint, temperature=temperature)
+        return replace(searcher, temperature=estimate_routing(searcher, self.task.val).temperature)
 
     def ladder(self, system: System) -> list[int]:
         """The budgets of a system, from cheap to dear."""
@@ -131,7 +131,7 @@ class Opener:
         """Systems that differ only in what chooses cells share one backend."""
         words = [str(system.backend), *(f"{name}-{value}" for name, value in system.settings)]
         if system.design is not None:
-            words += [str(system.cells), system.design.fingerprint("structure", "cells", "query_aware")]
+            words += [str(system.cells), system.design.part("cells")]
         return "-".join([*words, system.slug[-SLUG_DIGEST:]] if _learns_mapped(system) else words)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ alone, so that a new metric costs nothing and any figure can be traced.
 """
 
 import io
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,11 @@ from amips.bench.machine import describe_machine
 from amips.bench.systems import System
 from amips.errors import ResultsError
 from amips.files import begin_output, read_json, write_atomic, write_json
+from amips.untrusted import read_bounded
 
 RESULTS, RUNS, WORK = "results.json", "runs", "work"
 FORMAT = 2
+MOST_BYTES = 1 << 32  # of the arrays of a run: a damaged archive may say any size
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class ResultsStore:
         if about.get("kind") != "run" or about.get("format") != FORMAT:
             raise ResultsError(f"{path} is not a run that this version of amips reads")
         arrays = _read_arrays(path.with_suffix(".npz"))
+        _check_arrays(arrays, path.with_suffix(".npz"))
         timed = path.with_suffix(".times.npz")
         try:
             return Run(
@@ -146,16 +150,33 @@ def _write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         # From memory: numpy leaves a damaged file open.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+        data = io.BytesIO(read_bounded(path, ResultsError, MOST_BYTES))
+        with zipfile.ZipFile(data) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
+                raise ValueError("its arrays are larger than those of any run")
+        with np.load(data, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except Exception as problem:  # a damaged archive makes numpy and zipfile raise nearly anything
         said = " ".join(str(problem).split()) or type(problem).__name__
         raise ResultsError(f"{path} is damaged: {said}") from None
 
 
+def _check_arrays(arrays: dict[str, NDArray[Any]], path: Path) -> None:
+    """ResultsError unless the arrays are those of a run: one row a query in each, ids that can be ids."""
+    shape = arrays["ids"].shape if "ids" in arrays else ()
+    expected = dict.fromkeys(("ids", "scores"), shape) | dict.fromkeys(("rank", "scanned", "scan"), shape[:1])
+    if len(shape) != 2 or {name: array.shape for name, array in arrays.items()} != expected:
+        raise ResultsError(f"{path} is damaged: it does not hold the arrays of a run")
+    whole = all(arrays[name].dtype.kind in "iu" for name in ("ids", "rank", "scanned", "scan"))
+    if not whole or arrays["scores"].dtype.kind != "f" or arrays["ids"].min(initial=-1) < -1:
+        raise ResultsError(f"{path} is damaged: its numbers are not those of a run")
+
+
 def _read_times(path: Path) -> dict[str, NDArray[Any]]:
     times = _read_arrays(path)
     for name in times:
+        if times[name].dtype.kind != "f" or not (times[name] >= 0).all():
+            raise ResultsError(f"{path} is damaged: {name} holds no times")
         if not name.startswith("yardstick/") and f"yardstick/{name}" not in times:
             raise ResultsError(f"{path} is damaged: it lacks the yardstick of {name}")
     return times

@@ -20,24 +20,25 @@ from amips.bench.searchers import Search, SystemSearch, faiss_search
 from amips.bench.systems import System
 from amips.blas import threads as limit_threads
 from amips.builder import Builder
-from amips.cells import POINTS_PER_CELL
+from amips.cells import POINTS_PER_CELL, default_count
 from amips.design import Design
 from amips.errors import TrainingInterrupted
-from amips.progress import bar
+from amips.metrics import TOP
+from amips.progress import Bar
 from amips.search import recalls
 from amips.task import Task
 from amips.vectors import Floats
 
 ENOUGH = 0.985  # recall@10 on val at which a ladder of budgets ends,
 MOST_SCANNED = 0.2  # ... or, for contenders, the fraction of the keys scanned
-YARDSTICK_PROBES = 8
+YARDSTICK_CELLS, YARDSTICK_PROBES = 1.0, 8  # cells in units of sqrt(n)
 
 
 @dataclass(frozen=True)
 class Settings:
     """How a bench is run."""
 
-    k: int = 10
+    k: int = TOP
     batch: int = 1024
     singles: int = 64  # queries that are timed one at a time
     rounds: int = 3
@@ -96,7 +97,7 @@ class Runner:
         for system in systems:
             self.opener.check(system)
         ordered = sorted(systems, key=shared_index)
-        with closing(self.opener), bar(len(ordered), what, "systems", self.settings.progress) as shown:
+        with closing(self.opener), Bar(len(ordered), what, "systems", self.settings.progress) as shown:
             for _, group in groupby(ordered, key=shared_index):
                 answered = {}
                 for system in group:
@@ -203,7 +204,7 @@ class Runner:
     @cached_property
     def yardstick(self) -> Search:
         """A fixed FAISS search whose time is taken beside every other: the clock of a machine that drifts."""
-        design = Design.plain(min(max(2, round(self.task.n**0.5)), self.task.n))
+        design = Design.plain(default_count(self.task.n, YARDSTICK_CELLS))
         return faiss_search(self.builder.store(design, None).index)
 
 
@@ -212,11 +213,8 @@ def shared_index(system: System) -> tuple[Any, ...]:
     design = system.design
     parts: tuple[Any, ...] = (0, "", "", 0)
     if design is not None:
-        names = ["structure", "cells", "query_aware", "storage", "dimensions", "spill_fraction"]
-        # Second cells are where a router sends queries: each router has its own.
-        spilled = system.run if design.spill_fraction else ""
-        names += ["router", "recipe"] if design.spill_fraction else []
-        parts = (design.cells, design.fingerprint(*names), spilled, 1)
+        # A run that chooses second cells has a store of its own; the design knows it as "own" alone.
+        parts = (design.cells, design.part("store"), system.run if design.spill_fraction else "", 1)
     return (system.backend is not None, system.backend or "", *parts, str(system.settings))
 
 

@@ -16,7 +16,7 @@ from amips.vectors import Floats, Vectors
 Ids = NDArray[np.int64]
 Search = Callable[[Floats, int, int], tuple[Floats, Ids]]
 
-NOT_TOLD = -1  # keys, cells and FLOPs of a search whose backend does not tell
+UNKNOWN_COST = -1  # keys, cells and FLOPs of a search whose backend does not tell
 
 
 class SystemSearch(Protocol):
@@ -44,7 +44,7 @@ class CellSearch:
     searcher: Searcher
 
     def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """Choose cells, then scan."""
+        """Choose cells with the model or the centroids, then scan them with x, or with the predicted key."""
         if self.system.mode == "cells":
             return self.searcher.search(x, k, **effort(self.system, budget))
         rescore = self.system.mode == "drop-in-rescored"
@@ -75,18 +75,18 @@ class ExactSearch:
     index: Any
 
     def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """Exact."""
+        """Score every key with FAISS; the budget is not looked at."""
         scores, ids = self.index.search(x, k)
         return scores, ids
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
-        """2 n d."""
+        """2 n d FLOPs and n keys, for every query."""
         scanned = np.full(len(x), self.index.ntotal, np.int64)
         return Cost(0, 0, 2 * self.index.d * scanned, scanned, np.zeros_like(scanned))
 
     @property
     def ways(self) -> dict[str, Search]:
-        """FAISS's."""
+        """One way: the flat index of FAISS."""
         return {"faiss": self.search}
 
 
@@ -97,20 +97,20 @@ class BackendSearch:
     backend: Backend | DropIn
 
     def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """The backend's."""
+        """What the backend finds with a budget of its own."""
         return self.backend.find(x, k, budget)
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
-        """What the backend tells."""
+        """What the backend tells of its search, or -1 where it does not."""
         cost = self.backend.cost(x, k, budget)
         if cost is not None:
             return cost
-        unknown = np.full(len(x), NOT_TOLD, np.int64)
+        unknown = np.full(len(x), UNKNOWN_COST, np.int64)
         return Cost(0, 0, unknown, unknown, unknown)
 
     @property
     def ways(self) -> dict[str, Search]:
-        """The backend's."""
+        """One way: the backend itself."""
         return {"backend": self.search}
 
 

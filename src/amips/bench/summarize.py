@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 
 from amips.backends import backend_class
-from amips.bench.backend_tables import gain_sentences, gain_tables, pairs, silent_sentences
+from amips.bench.backend_tables import (
+    gain_sentences,
+    gain_tables,
+    pairs,
+    ratio_head,
+    ratio_row,
+    silent_sentences,
+)
 from amips.bench.derive import (
+    AXES,
     Axis,
     Bootstrap,
     Family,
@@ -31,14 +39,6 @@ from amips.design import RouterSpec
 from amips.metrics import front
 from amips.task import Task
 
-AXES: dict[Axis, str] = {
-    "flops": "FLOPs a query",
-    "scanned": "keys scanned, share of all",
-    "single/1": "us a query, batch 1, 1 thread",
-    "single/all": "us a query, batch 1, all threads",
-    "batch/1": "us a query, large batch, 1 thread",
-    "batch/all": "us a query, large batch, all threads",
-}
 METRICS: tuple[Metric, ...] = ("recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr")
 
 
@@ -55,7 +55,7 @@ def summarize(runner: Runner, systems: list[System]) -> Summary:
     verdict = give_verdict(tested, val, bootstrap, len(task.test), batch, seconds, more)
     best = best_system(val)
     values = {
-        "chosen": verdict.chosen,
+        "contender": verdict.contender,
         "best": None if best is None else best.to_json(),
         "costs": _costs(tested, seconds, task),
         "points": [_point(run, family.name, seconds) for family in tested for run in family.runs],
@@ -127,13 +127,13 @@ def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> 
     for cost in _costs(tested, seconds, task):
         family = next(family for family in tested if family.name == cost["family"])
         unknown = "not reached" if family.knows("flops") else "not told"
-        shares = [cost["flops"], cost["scanned"]]
+        fractions = [cost["flops"], cost["scanned"]]
         times = [cost[axis] for axis in ("single/1", "single/all", "batch/1", "batch/all")]
         rows.append(
             [
                 f"{cost['metric']} {cost['recall']:.2f}",
                 cost["family"],
-                *(unknown if v is None else f"{v:.2%}" for v in shares),
+                *(unknown if v is None else f"{v:.2%}" for v in fractions),
                 *("-" if v is None else f"{v * 1e6:,.0f}" for v in times),
             ]
         )
@@ -146,22 +146,17 @@ def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> 
 def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Table:
     base = baseline(tested)
     rows = []
-    axes: list[Axis] = ["flops", "scanned", "single/1", "single/all", "batch/1", "batch/all"]
     for metric, target in TARGETS:
         for family in tested:
             if base is None or family.role != "contender" or family.host is not None:
                 continue
-            ratios = [bootstrap.ratio(base, family, axis, metric, target) for axis in axes]
-            cells = ["-" if r is None else str(r) for r in ratios]
-            rows.append([f"{metric} {target:.2f}", family.name, *cells])
-    head = ["recall", "routed by", "FLOPs", "keys scanned", "time: batch 1, 1 thread", "batch 1, all"]
-    head += [f"batch {batch:,}, 1 thread", f"batch {batch:,}, all"]
+            rows.append(ratio_row(bootstrap, base, family, metric, target))
     note = (
         "How many times less than the best centroid routing: above 1 is a gain. In brackets the 95 % "
         "bootstrap interval over queries, for times over rounds too, where it is known; - where one does not "
-        "reach the recall."
+        "reach the recall; not taken where one thread is all there is."
     )
-    return Table("Against the best FAISS IVF", head, rows, note)
+    return Table("Against the best FAISS IVF", ratio_head("routed by", batch), rows, note)
 
 
 def _point_table(tested: list[Family], seconds: dict[str, float], task: Task) -> Table:

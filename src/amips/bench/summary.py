@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from amips.errors import ResultsError
 from amips.files import read_json, write_json
+from amips.nets import is_run
 from amips.tables import markdown_table
 
 SUMMARY = "summary.json"
@@ -123,7 +124,7 @@ def load_summary(directory: str | Path) -> Summary:
     """Read summary.json of a results directory; of a training run, how it went."""
     path = Path(directory) / SUMMARY
     if not path.exists():
-        from amips.bench.facts import is_run, training_summary  # what they make is a summary
+        from amips.bench.facts import training_summary  # what it makes is a summary
 
         if is_run(directory):
             return training_summary(directory)

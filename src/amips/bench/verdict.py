@@ -23,7 +23,7 @@ class Verdict:
     """The sentences, and the contender that they are about; None when there is none."""
 
     sentences: list[str]
-    chosen: str | None
+    contender: str | None
 
 
 def choose(on_val: list[Family]) -> str | None:

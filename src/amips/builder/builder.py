@@ -3,14 +3,16 @@
 directory/
   cells-<fingerprint>.npz     a partition
   run-<fingerprint>/          the training run of a router
-  second-<fingerprint>.npy    second cells
+  second-<fingerprint>.npz    second cells
   index-<fingerprint>/        a bundle
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import exact
-from amips.cells import POINTS_PER_CELL, TOP, Cells, fingerprint_of, query_aware
+from amips.cells import ITERATIONS, POINTS_PER_CELL, TOP, Cells, fingerprint_of, make_cells
 from amips.design import OWN, Design, RouterSpec
 from amips.errors import AmipsError, BundleError, RunError, TrainingInterrupted
 from amips.extras import needs_extra
-from amips.files import local, temporary_directory, write_atomically
-from amips.index import FEWEST_KEYS, REFINE, FaissCellStore
+from amips.files import local, write_atomically
+from amips.index import REFINE, FaissCellStore, check_enough_keys
 from amips.lean import STEP, Projection, learn_projection, reduced_dimension
-from amips.nets import AffineNet, Linear, MaxAffine, Model
+from amips.metrics import TARGET_RECALL
+from amips.nets import DEFAULT_MINUTES, Linear, MaxAffine, Model, initial_model
 from amips.routers import check_fits, router_for
+from amips.scratch import Scratch
 from amips.search import (
     Searcher,
     calibrated,
@@ -39,9 +43,6 @@ from amips.task import Task
 
 Value = TypeVar("Value")
 
-ITERATIONS = 20  # of k-means
-MINUTES = 1.0  # of training, at most: it ends when val stops improving
-TARGET_RECALL = 0.95
 LEAN_FRACTIONS = (
     0.25,
     1 / 3,
@@ -51,9 +52,6 @@ LEAN_FRACTIONS = (
 )  # of the dimensions, of lean storage: the smallest that will do,
 LEAN_RECALL = 0.99  # ... which is: so many of the true top keys are among the candidates
 LEAN_SAMPLE = 200  # queries this is looked up for
-CELLS = ("structure", "cells", "query_aware")  # the fields that a partition depends on,
-ROUTER = (*CELLS, "router", "recipe")  # ... a router,
-SECOND = (*ROUTER, "spill_fraction")  # ... and second cells
 
 
 class Builder:
@@ -61,7 +59,7 @@ class Builder:
 
     Args:
         task: keys, queries and their targets. Its own cells serve designs that ask for such cells.
-        directory: where to keep what is made; None keeps it until the process ends.
+        directory: where to keep what is made; None keeps it as long as the builder.
         minutes: of training, at most, for each router.
         recall: the recall@10 that indexes are made for: what second cells are chosen by and `search` serves.
         iterations, points: of k-means, on so many keys a cell.
@@ -72,7 +70,7 @@ class Builder:
         task: Task,
         directory: str | Path | None = None,
         *,
-        minutes: float = MINUTES,
+        minutes: float = DEFAULT_MINUTES,
         recall: float = TARGET_RECALL,
         seed: int = 0,
         iterations: int = ITERATIONS,
@@ -81,9 +79,12 @@ class Builder:
     ) -> None:
         self.task, self.minutes, self.recall, self.seed = task, minutes, recall, seed
         self.iterations, self.points, self.progress = iterations, points, progress
-        self.directory = (
-            temporary_directory("amips-build-") if directory is None else local(directory, RunError)
-        )
+        task.verify()  # what is made is known by the fingerprint of the keys: they must be these
+        self._scratch: Scratch | None = None
+        if directory is None:
+            self._scratch = Scratch("amips-build-")
+            directory = self._scratch.path
+        self.directory = local(directory, RunError)
         self.directory.mkdir(parents=True, exist_ok=True)
         # What is kept belongs to this task and these settings: another builder may use the same directory.
         inputs = [task.fingerprint, task.options, seed, iterations, points]
@@ -112,9 +113,7 @@ class Builder:
         rank = design.router.rank_for(d) if isinstance(design.router, Linear | MaxAffine) else 0
         if max(rank, design.dimensions or 0) > d:
             raise AmipsError(f"{design!r}: there are only {d} dimensions")
-        if n < FEWEST_KEYS.get(design.storage, 0):
-            few = f"storage={design.storage!r} needs at least {FEWEST_KEYS[design.storage]} keys, got {n}"
-            raise AmipsError(f"{few}; use 'flat' or 'sq8'")
+        check_enough_keys(design.storage, n)
         if design.query_aware is None and design.cells != self.task.c:
             raise AmipsError(f"the cells that were given are {self.task.c}, the design has {design.cells}")
 
@@ -123,21 +122,24 @@ class Builder:
         own = (self.task.c, self.task.query_aware)
         if design.query_aware is None or (design.cells, design.query_aware) == own:
             return self.task.cells
-        name = f"cells-{design.fingerprint(*CELLS)}-{self._inputs}.npz"
-        return _kept(self.directory / name, lambda: self._partition(design), _write_cells, _read_cells)
+        name = f"cells-{design.part('cells')}-{self._inputs}.npz"
+        strength = design.query_aware
 
-    def _partition(self, design: Design) -> Cells:
-        assert design.query_aware is not None
-        return query_aware(
-            self.task.key_vectors,
-            self.task.train.vectors,
-            np.asarray(self.task.train.top_ids)[:, :TOP],
-            design.cells,
-            strength=design.query_aware,
-            iterations=self.iterations,
-            points=self.points,
-            seed=self.seed,
-        )
+        def partition() -> Cells:
+            return make_cells(
+                self.task.key_vectors,
+                design.cells,
+                self.task.train.vectors,
+                self.task.train.top_ids,
+                strength=strength,
+                iterations=self.iterations,
+                points=self.points,
+                seed=self.seed,
+            )
+
+        n, d = self.task.n, self.task.d
+        read = partial(_read_cells, n=n, c=design.cells, d=d)
+        return _cached(self.directory / name, partition, _write_cells, read)
 
     def task_of(self, design: Design) -> Task:
         """The task with the cells of the design."""
@@ -152,18 +154,18 @@ class Builder:
         if not isinstance(design.router, RouterSpec):
             raise AmipsError("a router of its own cannot be made: bring it, as model")
         if design.recipe is None:
-            return self._untrained(design)
+            assert isinstance(design.router, Linear | MaxAffine)
+            return initial_model(self.task_of(design), design.router, self.seed, self.projection)
         with needs_extra(f"training a {design.router.kind} router", "train", "torch"):
             from amips.learn import train
-        run = self.run_directory(design)
         try:
             return train(
                 self.task_of(design),
                 design.router,
                 recipe=design.recipe,
                 minutes=self.minutes,
-                out=run,
-                resume=(run / "config.json").exists(),
+                out=self.run_directory(design),
+                resume="auto",
                 seed=self.seed,
                 progress=self.progress,
             )
@@ -172,26 +174,8 @@ class Builder:
 
     def run_directory(self, design: Design) -> Path:
         """Where the training run of a design's router is kept."""
-        name = f"run-{self.resolved(design).fingerprint(*ROUTER)}-{self._inputs}-{self.minutes:g}"
+        name = f"run-{self.resolved(design).part('router')}-{self._inputs}-{self.minutes:g}"
         return self.directory / name
-
-    def _untrained(self, design: Design) -> Model:
-        """A linear router at the centroids, a max-affine one too: what training would begin with."""
-        router, task = design.router, self.task_of(design)
-        assert isinstance(router, Linear | MaxAffine)
-        if isinstance(router, MaxAffine):
-            with needs_extra("a max-affine router", "train", "torch"):
-                from amips.learn import initial_model
-            return initial_model(task, router, self.seed)
-        architecture = router.architecture(task.n, task.d, task.c)
-        weights = {"W": task.cells.centroids}
-        if architecture.rank:
-            projection = self.projection(architecture.rank)
-            weights = {"A": projection.queries, "W": projection.weights(task.cells.centroids)}
-        if architecture.bias:
-            weights["b"] = np.zeros(task.c, np.float32)
-        about = dict(task.fingerprints)
-        return AffineNet(architecture, weights, about)
 
     def projection(self, r: int) -> Projection:
         """The projection that keeps inner products of the task's queries and keys best in r dimensions."""
@@ -211,18 +195,17 @@ class Builder:
 
         if not isinstance(model, Model | None):
             return make()
-        parts = (self.resolved(design).fingerprint(*SECOND), self._inputs, _identity(model))
-        name = f"second-{'-'.join(parts)}-{self.recall:g}.npy"
-        return _kept(self.directory / name, make, _write_second, _read_second)
+        parts = (self.resolved(design).part("second cells"), self._inputs, _identity(model))
+        name = f"second-{'-'.join(parts)}-{self.recall:g}.npz"
+        read = partial(_read_second, n=task.n, c=task.c)
+        return _cached(self.directory / name, make, _write_second, read)
 
     def store(self, design: Design, model: Any, second: NDArray[np.int32] | None = None) -> FaissCellStore:
         """The keys of a design by cell. The last one made is held: several ways to route it may follow."""
         design = self.resolved(design)
         self.check(design)
-        names = ("structure", "cells", "query_aware", "storage", "dimensions")
         # Second cells are where a router sends queries: each router has its own.
-        spilled = f"{design.fingerprint(*SECOND)}-{_identity(model)}" if design.spill_fraction else ""
-        key = f"{design.fingerprint(*names)}-{spilled}"
+        key = f"{design.part('store')}-{_identity(model) if design.spill_fraction else ''}"
         if self._store is None or self._store[0] != key or second is not None:
             self._store = None  # lets go of the old one first: two would need twice the memory
             cells = self.cells(design)
@@ -261,16 +244,16 @@ class Builder:
         """The index of a design, measured on the val queries; kept as a bundle if the builder made it all."""
         design = self.resolved(design)
         name = f"index-{design.fingerprint()}-{self._inputs}-{self.minutes:g}-{self.recall:g}"
-        kept = self.directory / name
+        bundle = self.directory / name
         own = isinstance(model, str) and second is None
-        if own and (kept / "manifest.json").exists():
+        if own and (bundle / "manifest.json").exists():
             try:
-                return load(kept)
+                return load(bundle)
             except BundleError as problem:
-                raise BundleError(f"{problem}; delete {kept}") from None
+                raise BundleError(f"{problem}; delete {bundle}") from None
         index = calibrated(self.searcher(design, model, second=second), self.task.val, self.recall)
         if own:
-            save(index, kept)
+            save(index, bundle)
         return index
 
 
@@ -299,34 +282,51 @@ def _identity(model: Any) -> str:
     return "centroids" if model is None else model.fingerprint if isinstance(model, Model) else str(id(model))
 
 
-def _kept(
+def _cached(
     path: Path, make: Callable[[], Value], write: Callable[[Any, Value], None], read: Callable[[Path], Value]
 ) -> Value:
-    """What is in the file, or what `make` gives, written there."""
-    if not path.exists():
-        value = make()
-        write_atomically(path, lambda file: write(file, value))
-        return value
-    try:
+    """What is in the file, or what `make` gives, written there; a damaged file is made again.
+
+    Files are npz archives: each array in one has a checksum, that numpy compares.
+    """
+    with contextlib.suppress(Exception):  # a damaged file makes numpy raise nearly anything
         return read(path)
-    except Exception as problem:  # a damaged file makes numpy raise nearly anything
-        reason = (str(problem) or type(problem).__name__).splitlines()[0]
-        raise RunError(f"{path} is damaged ({reason}); delete it") from None
+    value = make()
+    write_atomically(path, lambda file: write(file, value))
+    return value
 
 
 def _write_cells(file: Any, cells: Cells) -> None:
     np.savez(file, assignment=cells.assignment, centroids=cells.centroids)
 
 
-def _read_cells(path: Path) -> Cells:
-    with path.open("rb") as file, np.load(file) as arrays:  # numpy leaves a file that it cannot read open
-        return Cells(arrays["assignment"], arrays["centroids"])
+def _read_cells(path: Path, n: int, c: int, d: int) -> Cells:
+    """The partition; an error unless every cell number is one of a centroid."""
+    arrays = _read_arrays(path)
+    assignment, centroids = arrays["assignment"].astype(np.int32), arrays["centroids"].astype(np.float32)
+    if assignment.shape != (n,) or centroids.shape != (c, d) or not np.isfinite(centroids).all():
+        raise RunError(f"{path} is damaged")
+    _check_range(assignment, 0, c, path)
+    return Cells(assignment, centroids)
 
 
 def _write_second(file: Any, second: NDArray[np.int32] | None) -> None:
-    np.save(file, np.empty(0, np.int32) if second is None else second)
+    np.savez(file, second=np.empty(0, np.int32) if second is None else second)
 
 
-def _read_second(path: Path) -> NDArray[np.int32] | None:
-    second: NDArray[np.int32] = np.load(path)
+def _read_second(path: Path, n: int, c: int) -> NDArray[np.int32] | None:
+    second = _read_arrays(path)["second"].astype(np.int32)
+    if second.shape not in ((0,), (n,)):
+        raise RunError(f"{path} is damaged")
+    _check_range(second, -1, c, path)
     return second if len(second) else None
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with path.open("rb") as file, np.load(file) as arrays:  # numpy leaves a file that it cannot read open
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _check_range(numbers: NDArray[np.int32], low: int, high: int, path: Path) -> None:
+    if numbers.size and not (low <= numbers.min() and numbers.max() < high):
+        raise RunError(f"{path} is damaged")

@@ -4,14 +4,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from amips.builder.builder import MINUTES, TARGET_RECALL, Builder
+from amips.arguments import check_flag, check_number, check_recall, check_seed, refused
+from amips.builder.builder import Builder
 from amips.design import OWN, SPILL_FRACTION, Design, Storage
 from amips.errors import AmipsError, RunError
-from amips.nets import DESCRIPTION, Model, Recipe, load_model, spec_of
+from amips.metrics import TARGET_RECALL
+from amips.nets import DEFAULT_MINUTES, Model, Recipe, is_unfinished_run, load_model, spec_of
+from amips.resources import plain_resource_errors
 from amips.search import Searcher, check_bundle_place, check_labels, checked_second, save
 from amips.task import Task, load_task
 
 
+@plain_resource_errors()
 def build(
     task: Task | str | Path,
     model: Any = None,
@@ -25,7 +29,7 @@ def build(
     stop: str | None = None,
     recall: float = TARGET_RECALL,
     ids: Any = None,
-    minutes: float = MINUTES,
+    minutes: float = DEFAULT_MINUTES,
     seed: int = 0,
     progress: bool = False,
 ) -> Searcher:
@@ -50,8 +54,11 @@ def build(
     """
     if out is not None:
         check_bundle_place(out)  # before the work, not after it
-    if not 0 < recall < 1:
-        raise AmipsError(f"recall={recall}: expected a share of the true top 10, between 0 and 1")
+    recall, seed = check_recall(recall), check_seed(seed)
+    minutes = check_number("minutes", minutes, above=0)
+    progress = check_flag("progress", progress)
+    if design is not None and not isinstance(design, Design):
+        raise refused("design", design, "a Design")
     task = load_task(task)
     model = _opened(model)
     labels = None if ids is None else check_labels(ids, task.n)
@@ -61,14 +68,17 @@ def build(
     if design is not None:
         if wrong := [name for name, value in options.items() if value is not None]:
             raise AmipsError(f"{wrong[0]} is part of the design: give one of the two")
-        model = OWN if model is None and design.router is not None else model
+        if model is None and design.router is not None:
+            model = OWN  # the builder is to make it
+        elif model is not None:
+            design = _with_model(design, model, task)
     else:
         if second_cells is not None:
             options["spill_fraction"] = 0.0 if second is None else float((second >= 0).mean())
-        chosen = {name: value for name, value in options.items() if value is not None}
+        fields_of_design = {name: value for name, value in options.items() if value is not None}
         if dimensions is not None and storage is None:
-            chosen["storage"] = "lean"
-        design = default_design(task, model, builder=builder, **chosen)
+            fields_of_design["storage"] = "lean"
+        design = default_design(task, model, builder=builder, **fields_of_design)
     index = replace(builder.index(design, model, second=second), labels=labels)
     if out is not None:
         save(index, out)
@@ -85,15 +95,39 @@ def default_design(
     """
     builder = builder or Builder(task)
     router = None if model is None else spec_of(model) if isinstance(model, Model) else OWN
-    recipe = Recipe()
-    if isinstance(model, Model) and isinstance(stated := model.about.get("recipe"), dict):
-        names = {field.name for field in fields(Recipe)}  # an older model may state what there is no more
-        recipe = Recipe(**{name: value for name, value in stated.items() if name in names})
-    known: dict[str, Any] = {"query_aware": task.query_aware, "router": router, "recipe": recipe}
-    known["spill_fraction"] = SPILL_FRACTION if task.c > 1 else 0.0
+    recipe = _recipe_of(model) or Recipe()
+    values: dict[str, Any] = {"query_aware": task.query_aware, "router": router, "recipe": recipe}
+    values["spill_fraction"] = SPILL_FRACTION if task.c > 1 else 0.0
     if "storage" not in options:
-        known["storage"] = "flat" if builder.lean_dimensions() is None else "lean"
-    return builder.resolved(Design(task.c, **{**known, **options}))
+        values["storage"] = "flat" if builder.lean_dimensions() is None else "lean"
+    return builder.resolved(Design(task.c, **{**values, **options}))
+
+
+def _with_model(design: Design, model: Any, task: Task) -> Design:
+    """The design with the recipe that its model states; AmipsError if its router is not that of the model.
+
+    A design whose router is "own" takes any model.
+    """
+    if isinstance(design.router, str):
+        return design
+    if design.router is None:
+        raise AmipsError("the design routes by centroids, and there is a model: give one of the two")
+    if not isinstance(model, Model):
+        raise AmipsError(f"the design has a {design.router_name}, not this model: set its router to 'own'")
+    spec, router = spec_of(model), design.router
+    same = type(spec) is type(router) and getattr(spec, "smooth", None) == getattr(router, "smooth", None)
+    if not same or router.architecture(task.n, task.d, model.c) != model.architecture:
+        name = replace(design, router=spec, recipe=Recipe()).resolved(task.d).router_name
+        raise AmipsError(f"the design has a {design.router_name}, the model is a {name}: give one of the two")
+    return replace(design, recipe=_recipe_of(model) or design.recipe or Recipe())
+
+
+def _recipe_of(model: Any) -> Recipe | None:
+    """The recipe that a model states it was trained with."""
+    if not isinstance(model, Model) or not isinstance(stated := model.about.get("recipe"), dict):
+        return None
+    names = {field.name for field in fields(Recipe)}  # an older model may state what there is no more
+    return Recipe.from_json({name: value for name, value in stated.items() if name in names})
 
 
 def _opened(model: Any) -> Any:
@@ -102,6 +136,6 @@ def _opened(model: Any) -> Any:
         return model
     if not Path(model).exists():
         raise RunError(f"{model} does not exist")
-    if (Path(model) / "config.json").exists() and not (Path(model) / DESCRIPTION).exists():
+    if is_unfinished_run(model):
         raise RunError(f"{model} is an unfinished run; continue it with resume=True (--resume)")
     return load_model(model)

@@ -1,7 +1,8 @@
 """Partitions of the keys into cells: by k-means, by where their queries are, or taken from a FAISS index."""
 
-from amips.cells.aware import STRENGTH, TOP, check_top, query_aware, towards_queries, wanted_by
+from amips.cells.aware import STRENGTH, TOP, check_top, make_cells, query_aware, towards_queries, wanted_by
 from amips.cells.clustering import (
+    ITERATIONS,
     POINTS_PER_CELL,
     Cells,
     assign,
@@ -15,6 +16,7 @@ from amips.cells.clustering import (
 from amips.cells.outside import IVFParts, Placement, from_faiss, ivf_parts, place_keys
 
 __all__ = [
+    "ITERATIONS",
     "POINTS_PER_CELL",
     "STRENGTH",
     "TOP",
@@ -30,6 +32,7 @@ __all__ = [
     "from_faiss",
     "ivf_parts",
     "kmeans",
+    "make_cells",
     "place_keys",
     "query_aware",
     "towards_queries",

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from amips.cells.clustering import POINTS_PER_CELL, Cells, check, kmeans
+from amips.cells.clustering import ITERATIONS, POINTS_PER_CELL, Cells, check, kmeans
 from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
@@ -29,6 +29,41 @@ TOP = 10  # a query wants its top keys down to this rank
 IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
 
 
+def make_cells(
+    keys: Any,
+    count: int,
+    queries: Any,
+    top_ids: NDArray[np.integer[Any]],
+    *,
+    strength: float = STRENGTH,
+    spherical: bool = True,
+    runs: int = 1,
+    iterations: int = ITERATIONS,
+    points: int = POINTS_PER_CELL,
+    seed: int = 0,
+) -> Cells:
+    """The cells of a task or a design: query-aware of this strength, or by k-means where it is 0.
+
+    Args:
+        queries, top_ids: training queries and their top keys, best first; the first 10 of each count.
+        spherical, runs: of k-means; query-aware cells are spherical, of one run.
+    """
+    if strength:
+        return query_aware(
+            keys,
+            queries,
+            np.asarray(top_ids)[:, :TOP],
+            count,
+            strength=strength,
+            iterations=iterations,
+            points=points,
+            seed=seed,
+        )
+    return kmeans(
+        keys, count, spherical=spherical, runs=runs, iterations=iterations, points=points, seed=seed
+    )
+
+
 def query_aware(
     keys: Any,
     queries: Any,
@@ -36,7 +71,7 @@ def query_aware(
     count: int,
     *,
     strength: float = STRENGTH,
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     points: int = POINTS_PER_CELL,
     seed: int = 0,
 ) -> Cells:

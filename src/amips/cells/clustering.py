@@ -1,6 +1,7 @@
 """Partitions of the keys into cells by k-means, spherical or plain."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
 POINTS_PER_CELL = 256  # faiss trains k-means on at most this many points a cell; more do not change it
+ITERATIONS = 20  # of k-means, where nothing else is said
 POINT_BYTES = 1 << 30  # that these may take together
 DEFAULT_COUNT, FEWEST_KEYS = 4.0, 8  # cells in units of sqrt(n), and keys in each at least, on average
 
@@ -55,9 +57,12 @@ class Cells:
         return float(self.count * (sizes**2).sum() / sizes.sum() ** 2)
 
 
-def default_count(n: int, factor: float = DEFAULT_COUNT) -> int:
-    """factor sqrt(n) cells, but 8 keys a cell at least on average: what pays where nothing else is known."""
-    return max(1, min(round(factor * n**0.5), n // FEWEST_KEYS)) if n >= 2 * FEWEST_KEYS else 1
+def default_count(n: int, factor: float = DEFAULT_COUNT, fewest: int = FEWEST_KEYS) -> int:
+    """factor sqrt(n) cells, but `fewest` keys a cell at least on average, and at least one cell.
+
+    The defaults are what pays where nothing else is known.
+    """
+    return max(1, min(round(factor * math.sqrt(n)), n // fewest))
 
 
 def kmeans(
@@ -67,7 +72,7 @@ def kmeans(
     spherical: bool = True,
     runs: int = 1,
     pick: Literal["even", "first"] = "even",
-    iterations: int = 20,
+    iterations: int = ITERATIONS,
     points: int = POINTS_PER_CELL,
     seed: int = 0,
 ) -> Cells:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_array, refused
 from amips.blas import faiss
 from amips.cells.clustering import Cells
 from amips.errors import VectorError
@@ -125,6 +126,8 @@ def ivf_parts(index: Any) -> IVFParts:
     transforms: list[Any] = []
     id_map: Any = None
     inner = index
+    if not isinstance(index, faiss.Index):
+        raise refused("index", index, "a faiss.IndexIVF, or the path of a file that holds one", VectorError)
     while True:
         inner = faiss.downcast_index(inner)
         if isinstance(inner, faiss.IndexIVF):
@@ -252,7 +255,7 @@ def _numbered(ids: Ids) -> bool:
 
 def _rows_by_id(names: Ids, ids: Any, n: int) -> Ids:
     """The row of each entry by its id; -1 for those that are not in `ids`."""
-    known = np.asarray(ids)
+    known = check_array("ids", ids, error=VectorError)
     if known.shape != (n,) or known.dtype.kind not in "iu":
         raise VectorError(
             f"ids of type {known.dtype} and shape {list(known.shape)}: expected {n} whole numbers"

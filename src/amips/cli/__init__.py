@@ -1,5 +1,6 @@
 """The `amips` command: one command for each verb of the Python API."""
 
+import io
 import os
 import sys
 
@@ -13,11 +14,14 @@ from amips.cli import (  # noqa: F401  (commands join the group)
     learn,
     measure,
     text_commands,
+    trust,
 )
-from amips.cli.options import cli, output, path, print_summary, size
+from amips.cli.options import cli, echo, output, path, print_summary, size
 from amips.errors import AmipsError, TrainingInterrupted
+from amips.resources import plain_resource_errors
+from amips.terminal import one_line
 
-__all__ = ["cli", "main", "output", "path", "print_summary", "run_command", "size"]
+__all__ = ["cli", "echo", "main", "output", "path", "print_summary", "run_command", "size"]
 
 
 def main() -> None:
@@ -32,19 +36,25 @@ def run_command(command: click.Command, stopped: str) -> None:
         stopped: what to say when it was interrupted.
     """
     try:
-        command(standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo(stopped, err=True)
+        with plain_resource_errors():
+            command(standalone_mode=False)
+    except click.exceptions.Abort as stop:
+        if isinstance(stop.__cause__, EOFError):  # click takes the end of a file for the end of the input
+            echo(f"error: a file ended unexpectedly: {stop.__cause__ or 'it is cut'}", err=True)
+            sys.exit(1)
+        echo(stopped, err=True)
         sys.exit(130)
     except click.ClickException as problem:
-        problem.show()
+        shown = io.StringIO()
+        problem.show(shown)
+        echo(shown.getvalue().rstrip("\n"), err=True)
         sys.exit(problem.exit_code)
     except TrainingInterrupted as stop:
-        click.echo(str(stop), err=True)
+        echo(str(stop), err=True)
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has had enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (AmipsError, OSError, MemoryError) as problem:
-        click.echo(f"error: {problem or type(problem).__name__}", err=True)
+        echo(f"error: {one_line(str(problem)) or type(problem).__name__}", err=True)
         sys.exit(1)

@@ -8,11 +8,24 @@ import click
 
 import amips
 from amips.cli.hits import check_hits_file, writing_hits
-from amips.cli.options import IDS_HELP, cli, output, output_file, path, plain_warnings, points_table
+from amips.cli.options import (
+    IDS_HELP,
+    TRUSTED_HELP,
+    cli,
+    echo,
+    output,
+    output_file,
+    path,
+    plain_warnings,
+    points_table,
+)
 from amips.files import read_json
+from amips.metrics import TARGET_RECALL
+from amips.nets import DEFAULT_MINUTES
 from amips.search import Searcher, measure
 from amips.tables import text_table
 from amips.task import Task, load_task
+from amips.terminal import one_line
 from amips.vectors import inspect, open_vectors
 
 
@@ -31,8 +44,8 @@ from amips.vectors import inspect, open_vectors
     "--spill-fraction", type=float, help="Fraction of the keys that get a second cell.  [default: 0.5]"
 )
 @click.option("--stop", type=click.Choice(["mass", "probes"]), help="When to stop probing.  [default: mass]")
-@click.option("--recall", default=0.95, help="The recall@10 that a search serves by default.")
-@click.option("--minutes", default=1.0, help="Training time of a design's router, at most.")
+@click.option("--recall", default=TARGET_RECALL, help="The recall@10 that a search serves by default.")
+@click.option("--minutes", default=DEFAULT_MINUTES, help="Training time of a design's router, at most.")
 @click.option("--ids", help=IDS_HELP)
 @click.option(
     "--texts", type=path, help="The directory of amips embed: the bundle can then be asked in words."
@@ -61,11 +74,11 @@ def build(
 
         attach(out, texts)
     assert index.design is not None
-    click.echo(f"{out}: {index.n:,} keys, d = {index.d}")
-    click.echo(f"{index.design.describe()}\n")
-    click.echo("on val queries, keys and FLOPs as shares of a full scan:\n")
-    click.echo(points_table(index.points, index.n, index.d))
-    click.echo(f"\na search serves recall@10 {index.target_recall:g} unless it is told otherwise")
+    echo(f"{out}: {index.n:,} keys, d = {index.d}")
+    echo(f"{index.design.describe()}\n")
+    echo("on val queries, keys and FLOPs as shares of a full scan:\n")
+    echo(points_table(index.points, index.n, index.d))
+    echo(f"\na search serves recall@10 {index.target_recall:g} unless it is told otherwise")
     if run is not None:
         _compare_with_centroids(index, opened)
 
@@ -75,12 +88,12 @@ def _compare_with_centroids(index: Searcher, task: Task) -> None:
     fixed = [point for point in index.points if not point.min_mass]
     middle = min(fixed, key=lambda point: abs(point.recall10 - 0.9))
     (plain,) = measure(index.with_model(None), task.val, [middle.probes])
-    click.echo(
+    echo(
         f"probes={middle.probes} for every query: recall@10 on val is {middle.recall10:.3f}; "
         f"routed by centroids it is {plain.recall10:.3f}"
     )
     if plain.recall10 >= middle.recall10:
-        click.echo(
+        echo(
             "warning: this model routes no better than centroids do; train with more queries, or build "
             "without it",
             err=True,
@@ -94,9 +107,13 @@ def _compare_with_centroids(index: Searcher, task: Task) -> None:
 @click.option("--recall", type=float, help="The recall@10 to serve.  [default: what BUNDLE was made for]")
 @click.option("--probes", type=int, help="Cells to scan for every query, instead (FAISS: nprobe).")
 @click.option("--min-mass", type=float, help="Share of its top keys that a query's cells must hold, instead.")
+@click.option(
+    "--best-effort", is_flag=True, help="The highest recall that can be had, where --recall cannot."
+)
 @click.option("--threads", type=int, help="Limit on threads.")
 @click.option("--mmap", is_flag=True, help="Leave the keys on disk.")
 @click.option("--index", type=path, help="The FAISS index that BUNDLE routes, if it wraps one.")
+@click.option("--trusted", type=path, multiple=True, help=TRUSTED_HELP)
 @click.option(
     "--skip-bad", is_flag=True, help="No results for queries that are not finite, instead of an error."
 )
@@ -108,6 +125,7 @@ def search(
     out: Path | None,
     mmap: bool,
     index: Path | None,
+    trusted: tuple[Path, ...],
     skip_bad: bool,
     **options: Any,
 ) -> None:
@@ -119,7 +137,7 @@ def search(
     """
     if out is not None:
         check_hits_file(out)
-    searcher: Any = amips.load(bundle, mmap=mmap, index=index)
+    searcher: Any = amips.load(bundle, mmap=mmap, index=index, trusted=list(trusted) or None)
     x = open_vectors(queries, "queries", single=True)
     if x.d != searcher.d:
         raise amips.VectorError(f"{x.name} has dimension {x.d}, {bundle} needs {searcher.d}")
@@ -130,19 +148,19 @@ def search(
         and searcher.target_recall
     ):
         served = f"serving recall@10 {searcher.target_recall:g}, which {bundle} was made for"
-        click.echo(f"{served}; --recall or --probes for another", err=True)
+        echo(f"{served}; --recall or --probes for another", err=True)
     if skip_bad:
         options["on_bad"] = "skip"
     else:
         try:  # names the row of the file, where a block knows its own
-            inspect(x, zero="keep")
+            inspect(x, zero="keep", any_norm=True)
         except amips.VectorError as problem:
             raise amips.VectorError(f"{problem}, or pass --skip-bad") from None
     with plain_warnings(), writing_hits(out) as write:
         for first, block in x.blocks():
             write(first, *searcher.search(block, k, **options))
     if out is not None:
-        click.echo(f"{out}: the best {k} keys of {x.n:,} {'query' if x.n == 1 else 'queries'}")
+        echo(f"{out}: the best {k} keys of {x.n:,} {'query' if x.n == 1 else 'queries'}")
 
 
 @cli.command()
@@ -151,24 +169,36 @@ def search(
 @click.option("-k", default=5, help="Hits.")
 @click.option("--recall", type=float, help="The recall@10 to serve.  [default: what BUNDLE was made for]")
 @click.option("--probes", type=int, help="Cells to scan, instead.")
+@click.option("--best-effort", is_flag=True, help="The highest recall there is, where --recall is not.")
+@click.option("--encoder", help="What encoded the texts, if it is a model in a directory of your own.")
+@click.option("--trusted", type=path, multiple=True, help=TRUSTED_HELP)
 @click.option("--compare", is_flag=True, help="Also print how many probes each router needs.")
-def ask(bundle: Path, question: str, k: int, compare: bool, **effort: Any) -> None:
+def ask(
+    bundle: Path,
+    question: str,
+    k: int,
+    compare: bool,
+    encoder: str | None,
+    trusted: tuple[Path, ...],
+    **effort: Any,
+) -> None:
     """Search BUNDLE for a QUESTION in words.
 
-    The bundle must have been built with --texts.
+    The bundle must have been built with --texts. The encoder is the published model that it names; a model
+    in a directory is opened only if you name it with --encoder.
     """
     from amips.text import Asker
 
-    asker = Asker(bundle)
+    asker = Asker(bundle, encoder=encoder, trusted=list(trusted) or None)
     with plain_warnings():
         answer = asker.ask(question, k, **effort)
     for place, hit in enumerate(answer.hits, 1):
         body = " ".join(hit.text.text.split())
-        click.echo(f"{place}. {hit.score:.3f}  {hit.text.title or hit.text.id}")
-        click.echo(f"   {body[:200]}{'...' if len(body) > 200 else ''}")
-    click.echo(f"\n{answer.scanned:,} of {answer.n:,} keys scanned, {answer.probes} probes")
+        echo(f"{place}. {hit.score:.3f}  {one_line(hit.text.title or hit.text.id)}")
+        echo(f"   {body[:200]}{'...' if len(body) > 200 else ''}")
+    echo(f"\n{answer.scanned:,} of {answer.n:,} keys scanned, {answer.probes} probes")
     if compare:
         efforts = asker.compare(question, k)
         rows = [[e.router, f"{e.probes}", f"{e.scanned:,}", f"{e.scanned / answer.n:.2%}"] for e in efforts]
-        click.echo(f"\nuntil the true {k} best keys of this question are among those scanned:")
-        click.echo(text_table(["routed by", "probes", "keys scanned", "of all keys"], rows))
+        echo(f"\nuntil the true {k} best keys of this question are among those scanned:")
+        echo(text_table(["routed by", "probes", "keys scanned", "of all keys"], rows))

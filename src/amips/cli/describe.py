@@ -7,11 +7,13 @@ from typing import Any
 import click
 
 import amips
-from amips.cli.options import cli, path, points_table, print_summary
+from amips.cli.options import TRUSTED_HELP, cli, echo, path, points_table, print_summary
 from amips.files import stated_kinds
 from amips.nets import DESCRIPTION, load_model
 from amips.search import Point, Searcher, read_bundle
-from amips.task import SPLITS, load_task
+from amips.signing import Trusted
+from amips.task import SPLITS, TaskStore, load_task
+from amips.terminal import one_line
 
 
 @cli.command()
@@ -19,7 +21,8 @@ from amips.task import SPLITS, load_task
 @click.option(
     "--design", is_flag=True, help="Print the design of a bundle as JSON, for amips build --design."
 )
-def info(path: Path, design: bool) -> None:
+@click.option("--trusted", type=path, multiple=True, help=TRUSTED_HELP)
+def info(path: Path, design: bool, trusted: tuple[Path, ...]) -> None:
     """Print what PATH holds.
 
     PATH is a bundle, a task, a training run or the results of a bench. Of a bundle: its design, the recall
@@ -29,7 +32,9 @@ def info(path: Path, design: bool) -> None:
         raise amips.AmipsError(f"{path} does not exist")
     kinds = stated_kinds(path) if path.is_dir() else set()
     if "bundle" in kinds:
-        _bundle(path, design)
+        _bundle(path, design, list(trusted) or None)
+    elif trusted:
+        raise amips.AmipsError(f"{path} is not a bundle: it is not signed")
     elif design:
         raise amips.AmipsError(f"{path} is not a bundle: it has no design")
     elif "task" in kinds:
@@ -41,22 +46,24 @@ def info(path: Path, design: bool) -> None:
 
         print_summary(load_summary(path), path)
     elif "run" in kinds:
-        click.echo(f"{path}: an unfinished run; continue it with amips train ... --resume")
+        echo(f"{path}: an unfinished run; continue it with amips train ... --resume")
+    elif TaskStore(path).unfinished:
+        echo(f"{path}: an unfinished task; continue it with the same amips label")
     else:
         raise amips.AmipsError(f"{path} is not a bundle, a task, a run or results of amips")
 
 
-def _bundle(path: Path, design: bool) -> None:
-    manifest, _, _ = read_bundle(path, verify=False)
+def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
+    manifest, _, _ = read_bundle(path, verify=False, trusted=trusted)
     if "design" not in manifest:  # beside a FAISS index, which stays where it is
         if design:
             raise amips.AmipsError(f"{path} routes a FAISS index of your own: it has no design")
         return _wrapped(path, manifest)
-    index: Searcher = amips.load(path, verify=False, mmap=True)
+    index: Searcher = amips.load(path, verify=False, mmap=True, trusted=trusted)
     if design:
         if index.design is None:
             raise amips.AmipsError(f"{path} was put together by hand: it has no design")
-        click.echo(json.dumps(index.design.to_json(), indent=1))
+        echo(json.dumps(index.design.to_json(), indent=1))
         return None
     words = _words(index) if index.design is None else index.design.describe()
     facts = [("keys", f"{index.n:,}"), ("dimension", f"{index.d}"), ("design", words)]
@@ -67,7 +74,7 @@ def _bundle(path: Path, design: bool) -> None:
     facts += [("routing FLOPs", f"{index.router.flops:,}"), ("keys SHA-256", index.fingerprint[:16])]
     _print_facts("bundle", path, facts)
     if index.report is not None:
-        click.echo(f"\n{index.report}")
+        echo(f"\n{index.report}")
     _print_points(index.points, index.n, index.d)
     return None
 
@@ -81,13 +88,13 @@ def _wrapped(path: Path, manifest: dict[str, Any]) -> None:
     if manifest.get("target_recall") is not None:
         facts.append(("serves recall@10", f"{manifest['target_recall']:g}"))
     _print_facts("wrapped FAISS index", path, facts)
-    _print_points([Point(**point) for point in manifest["points"]], manifest["n"], manifest["d"])
+    _print_points([Point.from_json(point) for point in manifest["points"]], manifest["n"], manifest["d"])
 
 
 def _print_points(points: list[Point], n: int, d: int) -> None:
     if points:
-        click.echo("\non val queries, keys and FLOPs as shares of a full scan:\n")
-        click.echo(points_table(points, n, d))
+        echo("\non val queries, keys and FLOPs as shares of a full scan:\n")
+        echo(points_table(points, n, d))
 
 
 def _task(path: Path) -> None:
@@ -115,4 +122,4 @@ def _run(path: Path) -> None:
 def _print_facts(kind: str, path: Path, facts: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in [*facts, (kind, "")])
     for name, value in [(kind, str(path)), *facts]:
-        click.echo(f"{name.ljust(width)}  {value}")
+        echo(f"{one_line(name.ljust(width))}  {one_line(value)}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from amips.cli.options import cli, output_file, path
+from amips.cli.options import cli, echo, output_file, path
 from amips.nets import load_model, to_onnx
 
 
@@ -16,4 +16,4 @@ def export(run: Path, out: Path) -> None:
     model = load_model(run)
     to_onnx(model, out)
     keys = " and keys" if model.architecture.kind == "key" else ""
-    click.echo(f"{out}: {model.architecture.kind}, queries [m, {model.d}] to scores [m, {model.c}]{keys}")
+    echo(f"{out}: {model.architecture.kind}, queries [m, {model.d}] to scores [m, {model.c}]{keys}")

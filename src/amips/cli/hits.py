@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from amips.errors import AmipsError
 from amips.extras import check_extra
 from amips.files import check_output_file, partial
+from amips.terminal import printable_json
 from amips.vectors import Floats
 
 # (the first query's row, scores [m, k], ids [m, k])
@@ -39,14 +40,17 @@ def check_hits_file(out: Path) -> None:
 def writing_hits(out: Path | None) -> Iterator[Write]:
     """Where results go: a file that appears whole when the block ends well, or standard output."""
     if out is None:
-        yield json_lines(sys.stdout)
+        yield json_lines(sys.stdout, shown=True)
         return
     with partial(out) as temporary, FORMATS[out.suffix.lower()](temporary) as write:
         yield write
 
 
-def json_lines(file: TextIO) -> Write:
-    """A line for each query: {"query": 0, "hits": [{"id": 17, "score": 0.9}, ...]}."""
+def json_lines(file: TextIO, shown: bool = False) -> Write:
+    """A line for each query: {"query": 0, "hits": [{"id": 17, "score": 0.9}, ...]}.
+
+    Where it is `shown` on a terminal, control characters in ids are escapes of JSON: the same to a program.
+    """
 
     def write(first: int, scores: Floats, ids: NDArray[Any]) -> None:
         there = real(ids)
@@ -55,7 +59,8 @@ def json_lines(file: TextIO) -> Write:
         ):
             pairs = zip(names, values, real_row, strict=True)
             hits = [{"id": name, "score": value} for name, value, known in pairs if known]
-            file.write(json.dumps({"query": row, "hits": hits}, ensure_ascii=False) + "\n")
+            line = json.dumps({"query": row, "hits": hits}, ensure_ascii=False)
+            file.write((printable_json(line) if shown else line) + "\n")
         file.flush()
 
     return write

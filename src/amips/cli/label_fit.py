@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 import amips
-from amips.cli.options import IDS_HELP, cli, output, size
+from amips.cli.options import IDS_HELP, cli, echo, output, size
+from amips.metrics import TARGET_RECALL
 from amips.tables import text_table
 from amips.task import SPLITS
 from amips.vectors import read_ids
@@ -54,9 +55,9 @@ def label(
         options["split"] = read_ids(split, unique=False)
     task = amips.label(keys, queries, out=out, progress=True, **options)
     rows = [[name, f"{len(getattr(task, name)):,}"] for name in SPLITS]
-    click.echo(f"{task.path}: {task.n:,} keys, d = {task.d}, {task.c:,} cells")
-    click.echo(f"imbalance {task.cells.imbalance:.2f}, duplicate queries {task.facts['duplicate_queries']:,}")
-    click.echo(text_table(["queries", "rows"], rows))
+    echo(f"{task.path}: {task.n:,} keys, d = {task.d}, {task.c:,} cells")
+    echo(f"imbalance {task.cells.imbalance:.2f}, duplicate queries {task.facts['duplicate_queries']:,}")
+    echo(text_table(["queries", "rows"], rows))
 
 
 @cli.command()
@@ -64,7 +65,7 @@ def label(
 @click.argument("queries")
 @click.option("--out", required=True, type=output, help="The bundle to make or replace.")
 @click.option("--minutes", default=5.0, help="How long it may take, roughly.")
-@click.option("--recall", default=0.95, help="The recall@10 at which cost is to be least.")
+@click.option("--recall", default=TARGET_RECALL, help="The recall@10 at which cost is to be least.")
 @click.option(
     "--objective",
     type=click.Choice(["flops", "latency", "throughput"]),

@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 import amips
-from amips.cli.options import cli, number_or_word, output, path
+from amips.cli.options import cli, echo, number_or_word, output, path
 from amips.nets import (
     PAPER_SAMPLES,
     RECIPES,
-    Model,
     Recipe,
     read_recipe,
     read_settings,
@@ -84,14 +83,12 @@ def train(
     model = amips.train(task, spec, recipe=chosen.changed(of_recipe), out=out, progress=True, **options)
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
-    click.echo(
+    echo(
         f"{out}: {type(spec).__name__}, {model.architecture.parameters:,} parameters, "
         f"{model.about['samples']:,} samples in {model.about['seconds']:.0f} s"
     )
-    for line in gain_lines(model):
-        click.echo(line)
     rows = [[name, f"{value:.4f}"] for name, value in model.about["val"].items()]
-    click.echo(text_table(["on val", ""], rows))
+    echo(text_table(["on val", ""], rows))
 
 
 def _recipe(name: str) -> tuple[Recipe, dict[str, Any] | None]:
@@ -101,23 +98,3 @@ def _recipe(name: str) -> tuple[Recipe, dict[str, Any] | None]:
     if not name.endswith(".toml"):
         raise click.UsageError(f"--recipe {name}: expected {', '.join(RECIPES)} or a file that ends in .toml")
     return read_recipe(name)
-
-
-def gain_lines(model: Model) -> list[str]:
-    """What training gained on val, beside centroid routing; a second line if it gained nothing."""
-    about, scan = model.about, "scan@0.95"
-    what, unit = ("keys scanned for recall@10 0.95", "%") if scan in about["val"] else ("erel", "")
-    metric = scan if unit else "erel"
-
-    def shown(name: str) -> str:
-        value = about[name][metric]
-        return f"{100 * value:.1f} %" if unit else f"{value:.3f}"
-
-    centroid = [f"centroid routing {shown('centroid')}"] if metric in about.get("centroid", {}) else []
-    figures = [*centroid, f"untrained {shown('start')}", f"trained {shown('val')}"]
-    lines = [f"{what}, on val: {', '.join(figures)}"]
-    if not about["blend"]:
-        lines.append("training did not improve on the start: the untrained network is kept")
-    elif centroid and about["val"][metric] >= about["centroid"][metric]:
-        lines.append("centroid routing scans no more: train with more queries, or build without this model")
-    return lines

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 import amips
-from amips.cli.options import cli, output, output_file, path, print_summary
+from amips.cli.options import cli, echo, output, output_file, path, print_summary
 
 
 @cli.command()
@@ -53,9 +53,9 @@ def report(results: Path, out: Path | None, pictures: Path | None) -> None:
         if pictures.exists() and not pictures.is_dir():
             raise amips.AmipsError(f"{pictures} is a file; name a directory for the figures")
         pictures.mkdir(parents=True, exist_ok=True)
-    click.echo(f"{write_page(results, out or results / 'report.html')}: open it in a browser")
+    echo(f"{write_page(results, out or results / 'report.html')}: open it in a browser")
     if pictures is not None:
-        click.echo(f"{pictures}: {len(draw_figures(load_summary(results), pictures))} figures")
+        echo(f"{pictures}: {len(draw_figures(load_summary(results), pictures))} figures")
 
 
 def read_judgements(task: Path, texts: Path, qrels: Path) -> Any:

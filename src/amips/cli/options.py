@@ -14,9 +14,11 @@ from amips.files import local
 from amips.metrics import front
 from amips.search import Point
 from amips.tables import text_table
+from amips.terminal import printable
 from amips.version import __version__
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+TRUSTED_HELP = "A public key: refuse a bundle that it did not sign. May be repeated."
 IDS_HELP = "Ids of the keys: .npy, FILE.parquet:COLUMN, or text with one a line.  [default: row numbers]"
 
 
@@ -52,6 +54,11 @@ class Output(click.Path):
         return local(value, AmipsError, self.what)
 
 
+def echo(text: str, err: bool = False) -> None:
+    """Print for a person: control characters, which may come out of a file of someone else, made visible."""
+    click.echo(printable(text), err=err)
+
+
 path, output, output_file = click.Path(path_type=Path), Output("directory"), Output("file")
 
 
@@ -82,7 +89,7 @@ def plain_warnings() -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         yield
     for text in dict.fromkeys(str(warning.message) for warning in caught):
-        click.echo(f"warning: {text}", err=True)
+        echo(f"warning: {text}", err=True)
 
 
 def points_table(points: Sequence[Point], n: int, d: int) -> str:
@@ -103,9 +110,9 @@ def points_table(points: Sequence[Point], n: int, d: int) -> str:
 
 def print_summary(summary: Any, results: Path) -> None:
     """The verdict of a bench, the first table, and where the rest is."""
-    click.echo("\n".join(summary.verdict))
+    echo("\n".join(summary.verdict))
     for table in summary.tables[:1]:
-        click.echo(f"\n{table.title}\n\n{text_table(table.head, table.rows)}")
+        echo(f"\n{table.title}\n\n{text_table(table.head, table.rows)}")
         if table.note:
-            click.echo(f"\n{table.note}")
-    click.echo(f"\n{results}: everything is there; see it with: amips report {results}")
+            echo(f"\n{table.note}")
+    echo(f"\n{results}: everything is there; see it with: amips report {results}")

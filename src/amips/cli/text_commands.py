@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from amips.cli.options import cli, output, output_file, path
+from amips.cli.options import cli, echo, output, output_file, path
 from amips.tables import text_table
 
 
@@ -26,13 +26,13 @@ def embed(corpus: str, **options: Any) -> None:
     from amips.text import embed as run
 
     embedded = run(corpus, progress=True, **options)
-    click.echo(f"{embedded.path}: encoded by {embedded.encoder}, d = {embedded.d}")
+    echo(f"{embedded.path}: encoded by {embedded.encoder}, d = {embedded.d}")
     rows = []
     for side, texts in (("keys", embedded.key_texts), ("queries", embedded.query_texts)):
         if texts is not None:
-            left_out = embedded.manifest[f"left_out_of_{side}"]
+            left_out = embedded.left_out[side]
             rows.append([side, *(f"{n:,}" for n in (len(texts), left_out["duplicates"], left_out["empty"]))])
-    click.echo(text_table(["texts", "encoded", "duplicates", "empty"], rows))
+    echo(text_table(["texts", "encoded", "duplicates", "empty"], rows))
 
 
 @cli.command()
@@ -52,14 +52,12 @@ def queries(corpus: str, **options: Any) -> None:
     from amips.text import make_queries as run
 
     counts = run(corpus, progress=True, **options)
-    click.echo(
+    echo(
         f"{options['out']}: {counts.queries:,} queries of {counts.texts:,} texts, "
         f"{counts.duplicates:,} duplicates left out"
     )
     if options["corpus_out"] is not None:
-        click.echo(
-            f"{options['corpus_out']}: the corpus to index, {counts.removed:,} queries removed from it"
-        )
+        echo(f"{options['corpus_out']}: the corpus to index, {counts.removed:,} queries removed from it")
 
 
 @cli.command()
@@ -76,4 +74,4 @@ def data(name: str, out: Path, source: Path | None, most: int | None) -> None:
     from amips.text import get_data
 
     counts = get_data(name, out, source=source, most=most, progress=True)["counts"]
-    click.echo(text_table([str(out), "records"], [[file, f"{count:,}"] for file, count in counts.items()]))
+    echo(text_table([str(out), "records"], [[file, f"{count:,}"] for file, count in counts.items()]))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from amips.blas import parallel
 from amips.errors import VectorError
 from amips.exact.reduce import TILE, Best, CellBest, Doubles, Ids, Tiles, lowest_double_in_cell
-from amips.progress import bar
+from amips.progress import Bar
 from amips.rowfiles import Columns, RowFiles
 from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
 
@@ -141,7 +141,7 @@ def _sweep(
             [what, str(plan), *(inspect(v, zero="keep").fingerprint for v in (keys, queries)), digest]
         )
     with RowFiles(out, queries.n, tables, of) as files:
-        with bar(queries.n, what, " queries", progress, files.done) as shown:
+        with Bar(queries.n, what, " queries", progress, files.done) as shown:
             for start in range(files.done, queries.n, plan.shard):
                 x = queries.rows(start, start + plan.shard)
                 blocks = [begin(x[rows]) for rows in _slices(len(x), plan.query_block)]

@@ -2,23 +2,30 @@
 
 import hashlib
 import json
-import math
-import operator
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from amips.arguments import check_choice, check_flag, check_number, check_recall, check_seed, check_whole
 from amips.design import Storage, checked_fraction
 from amips.errors import AmipsError, VectorError
 from amips.extras import needs_extra
-from amips.files import temporary_directory
+from amips.files import locked, remove_partials
 from amips.fitting.fitting import Fitting
-from amips.fitting.settings import Objective, Settings
-from amips.index import FEWEST_KEYS
-from amips.search import Searcher, check_bundle_place, check_labels, save
+from amips.fitting.settings import Settings
+from amips.index import check_enough_keys
+from amips.metrics import TARGET_RECALL
+from amips.resources import plain_resource_errors
+from amips.scratch import Scratch
+from amips.search import Objective, Searcher, check_bundle_place, check_labels, save
 from amips.vectors import inspect, open_vectors
 
+LOCK = ".lock"
 
+
+@plain_resource_errors()
 def fit(
     keys: Any,
     queries: Any,
@@ -26,7 +33,7 @@ def fit(
     out: str | Path | None = None,
     minutes: float = 5.0,
     cells: int | None = None,
-    recall: float = 0.95,
+    recall: float = TARGET_RECALL,
     objective: Objective = "flops",
     storage: Storage | None = None,
     spill_fraction: float | None = None,
@@ -59,22 +66,16 @@ def fit(
         ids: what to return for each key instead of 0..n-1.
         quiet: print nothing.
     """
-    if not 0 < minutes < math.inf:
-        raise AmipsError(f"minutes={minutes}: must be positive and finite")
-    if not 0 < recall < 1:
-        raise AmipsError(f"recall={recall}: expected a share between 0 and 1")
-    for what, value, known in (("objective", objective, Objective), ("storage", storage, Storage)):
-        if value is not None and value not in get_args(known):
-            raise AmipsError(f"{what}={value!r}: expected one of {', '.join(get_args(known))}")
-    spill_fraction = None if spill_fraction is None else checked_fraction(spill_fraction)
-    if seed < 0:
-        raise AmipsError(f"seed={seed}: must not be negative")
-    try:
-        cells = None if cells is None else operator.index(cells)
-    except TypeError:
-        raise AmipsError(f"cells={cells!r}: expected a whole number") from None
-    if cells == 1:
-        raise AmipsError("cells=1: a router needs cells to choose from; give 2 or more")
+    settings = Settings(
+        check_number("minutes", minutes, above=0),
+        None if cells is None else check_whole("cells", cells, 2),  # a router needs cells to choose from
+        check_recall(recall),
+        check_choice("objective", objective, Objective),
+        None if storage is None else check_choice("storage", storage, Storage),
+        None if spill_fraction is None else checked_fraction(spill_fraction),
+        check_seed(seed),
+    )
+    quiet = check_flag("quiet", quiet)
     if out is not None:
         check_bundle_place(out)  # before the work, not after it
     with needs_extra("amips.fit", "train", "torch"):
@@ -82,25 +83,40 @@ def fit(
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     if keys.d != queries.d:
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
-    if cells is not None and not 2 <= cells <= keys.n:
+    if settings.cells is not None and settings.cells > keys.n:
         raise VectorError(f"cells={cells}: the number of cells must be between 2 and the {keys.n} keys")
-    if storage in FEWEST_KEYS and keys.n < FEWEST_KEYS[storage]:
-        few = f"storage={storage!r} needs at least {FEWEST_KEYS[storage]} keys, got {keys.n}"
-        raise AmipsError(f"{few}; use 'flat' or 'sq8'")
+    check_enough_keys(str(storage), keys.n)
     labels = None if ids is None else check_labels(ids, keys.n)
-    settings = Settings(float(minutes), cells, float(recall), objective, storage, spill_fraction, int(seed))
     call = {"keys": inspect(keys).fingerprint, "queries": inspect(queries).fingerprint, **asdict(settings)}
-    # A folder for each call: the same call continues, another neither waits for it nor destroys it.
+    # A folder for each call: the same call continues, another does not destroy what was done for it.
     name = hashlib.sha256(json.dumps(call, sort_keys=True).encode()).hexdigest()[:12]
     if out is None:
-        work = temporary_directory("amips-fit-")
-    else:
-        out = Path(out).resolve()
-        work = out.with_name(out.name + ".work")
-    fitting = Fitting(work / name, settings, quiet)
-    index = replace(fitting.run(keys, queries), labels=labels)
-    if out is not None:
+        scratch = Scratch("amips-fit-")
+        try:
+            return replace(Fitting(scratch.path / name, settings, quiet).run(keys, queries), labels=labels)
+        finally:
+            scratch.remove()
+    out = Path(out).resolve()
+    with _alone(out) as work:
+        fitting = Fitting(work / name, settings, quiet)
+        index = replace(fitting.run(keys, queries), labels=labels)
         save(index, out)
         fitting.remove()
         fitting.say(f"saved {out}")
     return index
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[Path]:
+    """The folder of work in progress for a bundle, kept from other calls; gone afterwards if it is empty."""
+    work = out.with_name(out.name + ".work")
+    work.mkdir(parents=True, exist_ok=True)
+    busy = AmipsError(f"another amips fit is at work on {out}; wait for it, or choose another out")
+    with locked(work / LOCK, busy):
+        try:
+            remove_partials(work)
+            yield work
+        finally:
+            (work / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # it has the work of another call
+                work.rmdir()

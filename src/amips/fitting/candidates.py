@@ -19,9 +19,10 @@ from amips.design import Design, Storage
 from amips.fitting.settings import Settings
 from amips.index import REFINE, pq_parts, scan_flops
 from amips.lean import reduced_dimension
+from amips.metrics import TOP
 from amips.nets import Linear, Recipe
-from amips.routers import router_for
-from amips.search import TOP, RoutingEstimate, first_of, ranked
+from amips.routers import RoutingEstimate, router_for
+from amips.search import first_of, ranked
 
 # Cells tried, in units of sqrt(n): the likeliest first, as time may run out.
 COUNTS = (4.0, 8.0, 2.0, 1.0, 16.0, 0.5)

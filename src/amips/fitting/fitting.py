@@ -10,9 +10,7 @@ At every step cells, router, second cells and storage are judged together. Every
 queries; the test queries are looked at once, to say what was gained.
 """
 
-import contextlib
 import math
-import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,12 +22,13 @@ from amips.builder import Builder, at_start
 from amips.cells import POINTS_PER_CELL
 from amips.design import Design
 from amips.errors import AmipsError, TrainingInterrupted
-from amips.files import read_json, write_json
+from amips.files import read_json, remove_directory, write_json
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
-from amips.fitting.reporting import compare
+from amips.fitting.reporting import TIMED, compare, finite, reaches, seconds
 from amips.fitting.settings import Settings
-from amips.search import TOP, Searcher, point_for
-from amips.task import Task, label
+from amips.metrics import TOP
+from amips.search import Searcher, Trial, cost_in_words, point_for
+from amips.task import HELD_OUT, Task, label
 from amips.vectors import Vectors, open_vectors
 
 # Fractions of the time given; the rest is for building and measuring.
@@ -37,12 +36,10 @@ LABEL_TIME, PARTITION_TIME, TRAIN_TIME, SPILL_TIME = 0.4, 0.25, 0.2, 0.1
 PILOT = 2048  # queries labelled to see how long that takes
 LEAST = 100  # queries, however short the time
 FEW = 1000  # queries: with fewer, what is chosen and reported rests on too few to be sure of
-HELD_OUT = 1000  # queries to choose by, and as many to report on
 CALL, WORK_TASK, WORK_DESIGNS = "fit.json", "task", "designs"  # in the directory of work in progress
 SURVIVORS = 3  # of each step
 ITERATIONS = 10  # of k-means
 TRIALS, FEWEST_POINTS = 6, 16  # k-means looks at fewer points a cell, if so many trials would take too long
-TIMED = 256  # queries that are searched to take a time
 WORTH = 0.98  # of the cost, at most, that second cells must come down to: they take memory
 
 
@@ -53,7 +50,7 @@ class Fitting:
         self.work, self.settings, self.quiet = work, settings, quiet
         self.seconds = 60 * settings.minutes
         self.rate = 0.0  # FLOPs a second, of labelling
-        self.trials: list[tuple[str, str]] = []
+        self.trials: list[Trial] = []
         self.timed = np.empty((0, 0), np.float32)  # val queries that times are taken of
 
     def say(self, text: str) -> None:
@@ -67,25 +64,26 @@ class Fitting:
         self.timed = np.asarray(task.val.queries[:TIMED])
         builder = self._builder(task)
         estimator = Estimator(builder, self.settings)
-        tried, plain = self._partitions(estimator)
-        routed = self._trained(estimator, self._ranks(estimator, tried))
-        candidates = self._with_second_cells(estimator, routed)
+        candidates, plain = self._partitions(estimator)
+        candidates = self._trained(estimator, self._ranks(estimator, candidates))
+        candidates = self._with_second_cells(estimator, candidates)
         index = self._built(builder, candidates)
         best = min(plain, key=lambda count: plain[count])
         baseline = self._measured(builder, self._plain(estimator, best))[0]
-        swept = self._swept(plain, best, task.n)
-        return compare(task, index, baseline, swept, self.settings, self.cost, self.trials, self.say)
+        untried = set(counts(task.n, self.settings.cells)) - set(plain)
+        numbers = (list(plain), list(untried))
+        return compare(task, index, baseline, self.settings, self.cost, *numbers, self.trials, self.say)
 
     def remove(self) -> None:
-        """Remove the work of this call, and the folder around it if no other call is at work there."""
-        shutil.rmtree(self.work, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self.work.parent.rmdir()
+        """Remove the work of this call: a call that is killed meanwhile leaves all of it or nothing."""
+        remove_directory(self.work)
 
     def _label(self, keys: Vectors, queries: Vectors) -> Task:
         """Exact top keys of as many queries as there is time for."""
         if (self.work / CALL).exists():
             known = read_json(self.work / CALL, AmipsError)  # measured anew it would differ
+            if type(known.get("labelled")) is not int or type(known.get("rate")) is not float:
+                raise AmipsError(f"{self.work / CALL} is damaged; remove {self.work}")
             count, self.rate = int(known["labelled"]), float(known["rate"])
         else:
             self.rate = _rate(keys, queries)
@@ -143,39 +141,42 @@ class Fitting:
         """
         builder = estimator.builder
         self.say("trying cells; cost as a share of scanning all keys, on held-out queries:")
-        tried: list[Candidate] = []
+        candidates: list[Candidate] = []
         plain: dict[int, float] = {}
         started = time.perf_counter()
         for design in partitions(builder.task.n, self.settings.cells):
             spent = time.perf_counter() - started
-            if len(tried) >= 2 and spent * (1 + 1 / len(tried)) > self.seconds * PARTITION_TIME:
+            number = len(candidates)
+            if number >= 2 and spent * (1 + 1 / number) > self.seconds * PARTITION_TIME:
                 break
             design = builder.resolved(design)
             candidate = estimator.candidate(design, builder.model(design))
-            tried.append(candidate)
+            candidates.append(candidate)
             if not design.query_aware:
-                plain[design.cells] = estimator.plain(design.cells)
-                self.say(f"  {plain[design.cells]:6.2%}  plain IVF, {design.cells:,} cells")
-            self._tell(candidate)
-        return tried, plain
+                cost = plain[design.cells] = estimator.plain(design.cells)
+                self.trials.append(Trial(Design.plain(design.cells), cost, measured=False))
+                self.say(f"  {cost:6.2%}  plain IVF, {design.cells:,} cells")
+            self._note_estimate(candidate)
+        return candidates, plain
 
-    def _ranks(self, estimator: Estimator, tried: list[Candidate]) -> list[Candidate]:
+    def _ranks(self, estimator: Estimator, candidates: list[Candidate]) -> list[Candidate]:
         """The best partitions, each with the rank of its router that costs least."""
-        builder, kept = estimator.builder, []
-        for candidate in _best(tried):
+        builder, survivors = estimator.builder, []
+        for candidate in _best(candidates):
             others = [
                 estimator.candidate(design, builder.model(design))
                 for design in ranks(candidate.design, builder.task.d)
             ]
-            kept.append(min(candidate, *others, key=lambda one: one.cost) if others else candidate)
-            if kept[-1] is not candidate:
-                self._tell(kept[-1])
-        return kept
+            best = min([candidate, *others], key=lambda one: one.cost)
+            survivors.append(best)
+            if best is not candidate:
+                self._note_estimate(best)
+        return survivors
 
-    def _trained(self, estimator: Estimator, tried: list[Candidate]) -> list[Candidate]:
+    def _trained(self, estimator: Estimator, candidates: list[Candidate]) -> list[Candidate]:
         """Of the best partitions the better of the trained and the untrained router."""
-        builder, kept = estimator.builder, []
-        for candidate in _best(tried):
+        builder, survivors = estimator.builder, []
+        for candidate in _best(candidates):
             self.say(f"training a router for {candidate.design.cells:,} cells ...")
             design = trained(candidate.design)
             try:
@@ -185,13 +186,12 @@ class Fitting:
                     f"stopped; the same call continues with what is in {self.work}"
                 ) from None
             if at_start(model):
-                self.say("  training found nothing better than where it began")
-                kept.append(candidate)
+                survivors.append(candidate)
                 continue
             learned = estimator.candidate(design, model)
-            self._tell(learned)
-            kept.append(min(learned, candidate, key=lambda one: one.cost))
-        return kept
+            self._note_estimate(learned)
+            survivors.append(min(learned, candidate, key=lambda one: one.cost))
+        return survivors
 
     def _with_second_cells(self, estimator: Estimator, candidates: list[Candidate]) -> list[Candidate]:
         """Each as it is, and with the fraction of its keys in second cells that makes it cheapest."""
@@ -208,9 +208,9 @@ class Fitting:
                 self.say(f"no time to look for second cells among {candidate.design.cells:,} cells")
                 continue
             fractions = SPILL_FRACTIONS if wanted is None else (wanted,)
-            spilled = min(estimator.with_second_cells(candidate, fractions), key=lambda one: one.cost)
-            self._tell(spilled)
-            ways.append(spilled)
+            best = min(estimator.with_second_cells(candidate, fractions), key=lambda one: one.cost)
+            self._note_estimate(best)
+            ways.append(best)
         return ways
 
     def _built(self, builder: Builder, candidates: list[Candidate]) -> Searcher:
@@ -233,7 +233,8 @@ class Fitting:
     def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Searcher, float]:
         index = builder.index(candidate.design, candidate.model, second=candidate.second)
         cost = self.cost(index)
-        self._note(candidate.design, self.shown(cost))
+        self.trials.append(Trial(candidate.design, finite(cost), measured=True))
+        self.say(f"  {cost_in_words(finite(cost), self.settings.objective)}  {candidate.design.describe()}")
         return index, cost
 
     def _plain(self, estimator: Estimator, count: int) -> Candidate:
@@ -241,45 +242,18 @@ class Fitting:
         storage, dimensions = estimator.storages()[0]
         return Candidate(Design.plain(count, storage, dimensions), None, None, math.nan)
 
-    def _swept(self, plain: dict[int, float], best: int, n: int) -> str:
-        """Over which numbers of cells plain IVF is the best; whether one that was left out may be better."""
-        numbers = sorted(plain)
-        left_out = set(counts(n, self.settings.cells)) - set(numbers)
-        more = left_out and best in (numbers[0], numbers[-1])
-        note = " (with more time others may be better)" if more else ""
-        return f"{', '.join(f'{number:,}' for number in numbers)} cells{note}"
-
-    def _tell(self, candidate: Candidate) -> None:
-        self._note(candidate.design, f"{candidate.cost:.2%} (estimated)", f"{candidate.cost:6.2%}")
-
-    def _note(self, design: Design, cost: str, shown: str | None = None) -> None:
-        self.trials.append((design.describe(), cost))
-        self.say(f"  {shown or cost}  {design.describe()}")
-
-    def shown(self, cost: float) -> str:
-        """A cost, in words."""
-        if math.isinf(cost):
-            return f"does not reach recall@10 {self.settings.recall}"
-        if self.settings.objective == "flops":
-            return f"{cost:.2%} of a full scan"
-        return f"{1e6 * cost:,.0f} us a query"
+    def _note_estimate(self, candidate: Candidate) -> None:
+        self.trials.append(Trial(candidate.design, candidate.cost, measured=False))
+        self.say(f"  {candidate.cost:6.2%}  {candidate.design.describe()}")
 
     def cost(self, index: Searcher) -> float:
         """What the objective names, of one val query at the recall asked for; infinite if out of reach."""
-        recall = self.settings.recall
-        if all(point.recall10 < recall for point in index.points):
+        recall, objective = self.settings.recall, self.settings.objective
+        if not reaches(index, recall):
             return math.inf
-        if self.settings.objective == "flops":
+        if objective == "flops":
             return point_for(index.points, recall, TOP).flops / (2 * index.n * index.d)
-        x = self.timed
-        parts = [x] if self.settings.objective == "throughput" else [x[i : i + 1] for i in range(len(x))]
-        times = []
-        for _ in range(3):
-            started = time.perf_counter()
-            for part in parts:
-                index.search(part, TOP, recall=recall)
-            times.append(time.perf_counter() - started)
-        return float(np.median(times)) / len(x)
+        return seconds(index, self.timed, recall, objective)
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:

@@ -1,100 +1,108 @@
 """What a fit gained, on queries that nothing was chosen by."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from amips.fitting.settings import Settings
-from amips.metrics import cost_at
-from amips.search import Point, Report, Searcher, measure, measure_masses
+from amips.metrics import TOP, cost_at
+from amips.search import Objective, Point, Report, Row, Searcher, Trial, measure, measure_masses
 from amips.task import Task
+from amips.vectors import Floats
 
 TARGETS = (0.8, 0.9, 0.95, 0.98)  # recalls at which the gain is shown
+TIMED, REPEATS = 256, 3  # queries that are searched to take a time, and how often
 
 
 def compare(
     task: Task,
     index: Searcher,
     baseline: Searcher,
-    swept: str,
     settings: Settings,
     cost: Callable[[Searcher], float],
-    trials: list[tuple[str, str]],
+    plain_cells: Sequence[int],
+    untried_cells: Sequence[int],
+    trials: list[Trial],
     say: Callable[[str], None],
 ) -> Searcher:
     """The index with a report of what it gains on test; plain IVF where it gains nothing on val.
 
     Args:
-        swept: over which numbers of cells plain IVF is the best, in words.
-        cost: of an index on val, by the objective.
+        index, baseline: the best design, and the best plain IVF.
+        cost: of an index on val, by the objective; infinite if the recall is out of its reach.
+        plain_cells, untried_cells: see `Report`.
     """
-    before, after = cost(baseline), cost(index)
-    kept = index if after < before else baseline
+    assert index.design is not None
+    assert baseline.design is not None
     report = Report(
-        recall=settings.recall,
-        objective=settings.objective,
-        baseline=f"plain IVF, the best of {swept}",
-        chosen=_words(kept),
-        head=[
-            "recall@10",
-            "FLOPs: plain IVF",
-            "best design",
-            "keys: plain IVF",
-            "best design",
-            "fewer FLOPs",
-        ],
-        rows=_rows(measure(baseline, task.test), measure_masses(index, task.test), task, settings.recall),
-        trials=trials,
-        notes=_notes(task, index, settings, before, after),
+        settings.recall,
+        settings.objective,
+        index.design,
+        finite(cost(index)),
+        baseline.design,
+        finite(cost(baseline)),
+        _rows(task, index, baseline, settings.recall),
+        sorted(plain_cells),
+        sorted(untried_cells),
+        trials,
     )
     say("\nshare of what scanning all keys costs, on queries that nothing was chosen by;")
-    say(f"plain IVF is the best of {swept}; the best design is\n{_words(index)}:\n")
+    say(f"the baseline is {report.against}; the best design is\n{report.best.describe()}:\n")
     say(report.table() + "\n")
-    for note in report.notes:
+    for note in report.notes():
         say(note)
-    return replace(kept, report=report)
+    return replace(index if report.pays else baseline, report=report)
 
 
-def _words(index: Searcher) -> str:
-    assert index.design is not None
-    return index.design.describe()
+def finite(cost: float) -> float | None:
+    """A cost as a report has it: None if the recall is out of reach."""
+    return None if math.isinf(cost) else cost
 
 
-def _rows(plain: Sequence[Point], ours: Sequence[Point], task: Task, recall: float) -> list[list[str]]:
-    rows, full = [], 2 * task.n * task.d
+def _rows(task: Task, index: Searcher, baseline: Searcher, recall: float) -> list[Row]:
+    """Costs of both at the recalls that both reach on test, with times at the one asked for."""
+    rows, full = list[Row](), 2 * task.n * task.d
+    plain, best = measure(baseline, task.test), measure_masses(index, task.test)
+    x = np.asarray(task.test.queries[:TIMED])
     for target in sorted({*TARGETS, recall}):
-        flops = [_cost_at(points, "flops", target) / full for points in (plain, ours)]
-        keys = [_cost_at(points, "scanned", target) for points in (plain, ours)]
-        if not np.isnan(flops).any():
-            shares = [f"{value:.2%}" for value in (*flops, *keys)]
-            rows.append(
-                [
-                    f"{target:.3g}" if target not in TARGETS else f"{target:.2f}",
-                    *shares,
-                    f"{flops[0] / flops[1]:.2f}x",
-                ]
-            )
+        flops = [_cost_at(points, "flops", target) / full for points in (plain, best)]
+        scanned = [_cost_at(points, "scanned", target) for points in (plain, best)]
+        if np.isnan(flops).any():
+            continue
+        pair = [
+            Row("plain IVF", target, flops[0], scanned[0]),
+            Row("best design", target, flops[1], scanned[1]),
+        ]
+        both = (baseline, index)
+        if target == recall and all(reaches(one, recall) for one in both):
+            pair = [
+                replace(row, latency=seconds(one, x, recall, "latency"), throughput=seconds(one, x, recall))
+                for row, one in zip(pair, both, strict=True)
+            ]
+        rows += pair
     return rows
+
+
+def reaches(index: Searcher, recall: float) -> bool:
+    """Whether an index has an operating point with this recall."""
+    return any(point.recall_assured(TOP) >= recall for point in index.points)
+
+
+def seconds(index: Searcher, x: Floats, recall: float, objective: Objective = "throughput") -> float:
+    """The time of one of these queries [m, d] at a recall: alone ("latency"), or among all of them."""
+    parts = [x[i : i + 1] for i in range(len(x))] if objective == "latency" else [x]
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        for part in parts:
+            index.search(part, TOP, recall=recall)
+        times.append(time.perf_counter() - started)
+    return float(np.median(times)) / len(x)
 
 
 def _cost_at(points: Sequence[Point], name: str, target: float) -> float:
     cost, recall = (np.array([getattr(point, field) for point in points]) for field in (name, "recall10"))
     return cost_at(cost, recall, target)
-
-
-def _notes(task: Task, index: Searcher, settings: Settings, before: float, after: float) -> list[str]:
-    def shown(cost: float) -> str:
-        if np.isinf(cost):
-            return "does not reach it"
-        return (
-            f"{cost:.2%} of a full scan" if settings.objective == "flops" else f"{1e6 * cost:,.0f} us a query"
-        )
-
-    notes = [
-        f"{settings.objective} at recall@10 {settings.recall} on val: plain IVF {shown(before)}; "
-        f"the best design {shown(after)}"
-    ]
-    if not after < before:
-        notes.append("learning does not pay here: the bundle is plain IVF")
-    return notes

@@ -1,11 +1,9 @@
 """What `fit` is asked for."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from amips.design import Storage
-
-Objective = Literal["flops", "latency", "throughput"]
+from amips.search import Objective
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ A key may be in a second cell, too ("spilled"): it is then found by queries that
 once.
 """
 
-import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,42 +24,64 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.design import Storage
 from amips.errors import BundleError
+from amips.index.cell_files import (
+    CENTROIDS,
+    CODEBOOK,
+    CODES,
+    ENTRIES,
+    KEYS,
+    PROJECTION,
+    SECOND,
+    SIZES,
+    code_shape,
+    read_cells,
+    second_entries,
+)
 from amips.index.costs import scan_flops
-from amips.index.fill import fill
-from amips.index.read import check_entries, read_array, read_lean, read_second
-from amips.index.top_keys import TopKeys, best_first, best_of, score_candidates
+from amips.index.fill import Bytes, assemble, codebook_of, codes_of, entries_of, fill
+from amips.index.top_keys import TopKeys, best_first, best_of, narrow_type, once, reaching, score_candidates
 from amips.lean import Projection
+from amips.metrics import TOP
+from amips.npy import save_npy, write_npy
 from amips.vectors import Floats, Vectors
 
 Ids = NDArray[np.int64]
 
-INDEX, KEYS, LEAN, SECOND = "index.faiss", "keys.npy", "lean.npz", "second.npy"
-TYPES = {
-    "flat": "IndexIVFFlat",
-    "sq8": "IndexIVFScalarQuantizer",
-    "pq": "IndexIVFPQ",
-    "lean": "IndexIVFPQFastScan",
-}
-# What each storage keeps beside the FAISS file.
-BESIDE: dict[str, list[str]] = {"flat": [], "sq8": [KEYS], "pq": [KEYS], "lean": [KEYS, LEAN]}
 # From how many queries a cell on, on average, the matrix product beats FAISS's scan.
 MEETINGS_FOR_PRODUCT = 4.0
 PRODUCT_BLOCK = 1024
 REFINE_BYTES = 1 << 26
 REFINE = 10  # candidates that quantised storage scores again, for each result asked for
+SAVED_BYTES = 1 << 24  # of codes that are gathered at once when they are saved
 
 
 @dataclass(frozen=True)
 class FaissCellStore:
-    """A `faiss.IndexIVF` with given cells. `keys` is what quantised storage scores candidates with."""
+    """Keys in given cells, scanned by FAISS; the entries of cells are arrays of ours, and FAISS has a copy.
+
+    Args:
+        index: a `faiss.IndexIVF` with the codes; None where float32 keys stay on disk (`rows`).
+        sizes, entries: how many keys each cell has [c], and which, cell by cell [e].
+        centroids: [c, d].
+        keys: float32 [n, d], with which quantised storage scores its candidates.
+        refine: of quantised storage: candidates for each result asked for.
+        projection: of "lean": what queries are multiplied with, [r, d].
+        second: the second cell of each key, -1 for none.
+        rows: of "flat" that stays on disk: the keys of the entries, [e, d].
+        directory: where it was loaded from, if something stays there.
+    """
 
     index: Any
     storage: Storage
+    sizes: Ids
+    entries: Ids
+    centroids: Floats
     keys: Floats | None = None
-    refine: int = REFINE  # quantised storage: candidates for each result asked for
-    projection: Floats | None = None  # "lean": what queries are multiplied with, [r, d],
-    full_centroids: Floats | None = None  # ... and the centroids, which FAISS has in r dimensions only
-    second: NDArray[np.int32] | None = None  # the second cell of each key, -1 for none
+    refine: int = REFINE
+    projection: Floats | None = None
+    second: NDArray[np.int32] | None = None
+    rows: Floats | None = None
+    directory: Path | None = None
 
     @classmethod
     def build(
@@ -76,49 +98,48 @@ class FaissCellStore:
         `second` [n] names another cell for some keys to be in, too; -1 for none.
         """
         index = fill(keys, assignment, centroids, storage, projection, second)
+        parts = (index, storage, *entries_of(index), centroids)
         if storage == "flat":
-            return cls(index, storage, second=second)
+            return cls(*parts, second=second)
         # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
         addressable = keys.array is not None and keys.array.dtype == np.float32
         rows = keys.array if addressable else keys.load()
-        if projection is None:
-            return cls(index, storage, rows, second=second)
-        index = faiss.IndexIVFPQFastScan(index)  # the same codes in the order in which they are scanned
-        return cls(
-            index, storage, rows, projection=projection.queries, full_centroids=centroids, second=second
-        )
+        return cls(*parts, rows, projection=None if projection is None else projection.queries, second=second)
 
     @property
     def n(self) -> int:
         """The number of keys."""
-        return int(self.index.ntotal) if self.second is None else len(self.second)
+        return len(self.entries) if self.second is None else len(self.second)
 
     @property
     def d(self) -> int:
         """The dimension."""
-        return int(self.index.d if self.projection is None else self.projection.shape[1])
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Keys in each cell, those for which it is the second among them."""
-        lists = self.index.invlists
-        return np.array([lists.list_size(j) for j in range(self.index.nlist)], np.int64)
-
-    @cached_property
-    def centroids(self) -> Floats:
-        """The coarse centroids, [c, d]."""
-        if self.full_centroids is not None:
-            return self.full_centroids
-        rows: Floats = self.index.quantizer.reconstruct_n(0, self.index.nlist)
-        return rows
+        return int(self.centroids.shape[1])
 
     @cached_property
     def assignment(self) -> NDArray[np.int32]:
         """The cell of each key."""
-        cells = np.full(self.n, -1, np.int32)
-        for j in range(self.index.nlist):
-            cells[self._ids_of(j)[self._own(j)]] = j
-        return cells
+        return self._of_first(np.repeat(np.arange(len(self.sizes), dtype=np.int32), self.sizes))
+
+    @cached_property
+    def _starts(self) -> Ids:
+        """Where in the entries each cell begins, and the end, [c + 1]."""
+        return np.append(0, np.cumsum(self.sizes))
+
+    @cached_property
+    def _places(self) -> Ids:
+        """Where in the entries each key is; the first time, if it is there twice."""
+        return self._of_first(np.arange(len(self.entries)))
+
+    def _of_first(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of entries [e] as values of keys [n], of the entry in a key's first cell."""
+        entries = self.entries
+        if self.second is not None:
+            first = ~second_entries(self.sizes, entries, self.second)
+            entries, values = entries[first], values[first]
+        by_key = np.empty(self.n, values.dtype)
+        by_key[entries] = values
+        return by_key
 
     def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         """The k best keys by <x, y> within cells [m, p]; -1 skips."""
@@ -128,9 +149,11 @@ class FaissCellStore:
             # A small index reads its codes from cache, and a large batch shares them.
             if len(x) > 1 and (cells >= 0).sum() >= MEETINGS_FOR_PRODUCT * len(self.sizes):
                 return self._scan_by_product(x, cells, k)
+            if self.rows is not None:
+                return self._scan_each(x, cells, k)
             if self.second is None:
                 return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
-            entries = _once(*self._scan_by_faiss(x, cells, 2 * k + 2))
+            entries = once(*self._scan_by_faiss(x, cells, 2 * k + 2))
             return self._settle_ties(x, cells, *best_of(*entries, k + 1))
         candidates = self._scan_by_faiss(x, cells, self._candidates(k))[1]
         if self.second is not None:
@@ -140,10 +163,11 @@ class FaissCellStore:
 
     def _candidates(self, k: int) -> int:
         """How many are looked for; where some may be found twice as many more, twice k at least."""
-        wanted = min(k * self.refine, max(1, self.n))
+        # As many for one result as for ten: of codes, too, the recall was measured of the top ten.
+        wanted = min(max(k, TOP) * self.refine, max(1, self.n))
         if self.second is None:
             return wanted
-        return max(2 * k, round(wanted * int(self.index.ntotal) / self.n))
+        return max(2 * k, round(wanted * len(self.entries) / self.n))
 
     def scan_flops(self, keys: Ids, k: int) -> Ids:
         """FLOPs of scanning so many keys for k results, for each query; see `amips.index.costs`."""
@@ -195,7 +219,7 @@ class FaissCellStore:
             rows_of, places = np.nonzero(probes >= 0)
             if len(rows_of) == 0:  # nobody probes more than one cell
                 continue
-            flat = probes[rows_of, places].astype(_narrow(len(self.sizes)))  # sorted by radix, if narrow
+            flat = probes[rows_of, places].astype(narrow_type(len(self.sizes)))  # sorted by radix, if narrow
             order = np.argsort(flat, kind="stable")
             present, starts = np.unique(flat[order], return_index=True)
             ends = np.append(starts[1:], len(flat))
@@ -222,117 +246,102 @@ class FaissCellStore:
         faiss.fvec_inner_products_by_idx(*pointers, self.d, *ids.shape)  # -inf where an id is -1
         return best_of(scores, ids, k)
 
+    def _scan_each(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
+        """Query by query from keys on disk, of which only the probed cells are read."""
+        best = np.full((len(x), k), -np.inf, np.float32), np.full((len(x), k), -1, np.int64)
+        for row, probed in enumerate(cells):
+            chosen = [j for j in probed.tolist() if j >= 0 and self.sizes[j]]
+            if not chosen:
+                continue
+            scores = np.concatenate([self._rows_of(j) @ x[row] for j in chosen])
+            ids = np.concatenate([self._ids_of(j) for j in chosen])
+            scores, ids = reaching(scores, ids, k, twice=self.second is not None)
+            best[0][row : row + 1], best[1][row : row + 1] = best_of(scores[None], ids[None], k)
+        return best
+
     def _keys_at(self, ids: Ids) -> Floats:
         """Float32 keys by id, [..., d]."""
         if self.keys is not None:
             return self.keys[ids]
-        cells, places = self.assignment[ids.ravel()], self._places[ids.ravel()]
+        flat = ids.ravel()
+        places, cells = self._places[flat], self.assignment[flat]
+        if self.rows is not None:
+            return self.rows[places].reshape(*ids.shape, self.d)
         rows = np.empty((ids.size, self.d), np.float32)
         order = np.argsort(cells, kind="stable")
         present, starts = np.unique(cells[order], return_index=True)
         for cell, low, high in zip(present, starts, np.append(starts[1:], ids.size), strict=True):
             wanted = order[low:high]
-            rows[wanted] = self._rows_of(int(cell))[places[wanted]]
+            rows[wanted] = self._rows_of(int(cell))[places[wanted] - self._starts[cell]]
         return rows.reshape(*ids.shape, self.d)
 
-    @cached_property
-    def _places(self) -> NDArray[np.int32]:
-        """Where in its cell each key is."""
-        places = np.empty(self.n, np.int32)
-        for j in range(self.index.nlist):
-            own = self._own(j)
-            places[self._ids_of(j)[own]] = np.arange(self.sizes[j])[own]
-        return places
-
-    def _own(self, cell: int) -> Any:
-        """Where in a cell the keys are for which it is not the second."""
-        return slice(None) if self.second is None else self.second[self._ids_of(cell)] != cell
-
     def _ids_of(self, cell: int) -> Ids:
-        """Key ids of a cell: FAISS's own memory, not a copy."""
-        if self.sizes[cell] == 0:
-            return np.empty(0, np.int64)
-        ids: Ids = faiss.rev_swig_ptr(self.index.invlists.get_ids(cell), int(self.sizes[cell]))
-        return ids
+        """Key ids of a cell."""
+        return self.entries[self._starts[cell] : self._starts[cell + 1]]
 
     def _rows_of(self, cell: int) -> Floats:
-        """Keys of a cell: FAISS's own memory, not a copy."""
-        lists = self.index.invlists
-        size = lists.list_size(cell)
-        codes = faiss.rev_swig_ptr(lists.get_codes(cell), size * lists.code_size)
-        rows: Floats = codes.view(np.float32).reshape(size, self.d)
+        """Keys of a cell: FAISS's own memory or the file's, not a copy."""
+        if self.rows is not None:
+            return self.rows[self._starts[cell] : self._starts[cell + 1]]
+        rows: Floats = codes_of(self.index, cell, int(self.sizes[cell])).view(np.float32).reshape(-1, self.d)
         return rows
 
+    def _codes(self) -> Iterator[Bytes]:
+        """What is scanned, cell by cell."""
+        if self.rows is None:
+            return (codes_of(self.index, j, size) for j, size in enumerate(self.sizes.tolist()))
+        step = max(1, SAVED_BYTES // (4 * self.d))
+        rows = self.rows
+        return (rows[low : low + step].reshape(-1).view(np.uint8) for low in range(0, len(rows), step))
+
     def save(self, directory: Path) -> list[str]:
-        """Write the FAISS file; keys, projection and second cells beside it, where there are any."""
-        faiss.write_index(_in_memory(self.index), str(directory / INDEX))
-        if self.keys is not None:
-            np.save(directory / KEYS, self.keys)
-        if self.projection is not None:
-            assert self.full_centroids is not None
-            np.savez(directory / LEAN, projection=self.projection, centroids=self.full_centroids)
-        if self.second is None:
-            return [INDEX, *BESIDE[self.storage]]
-        np.save(directory / SECOND, self.second)
-        return [INDEX, *BESIDE[self.storage], SECOND]
+        """Write the files of `amips.index.cell_files`; their names."""
+        codebook = None if self.rows is not None else codebook_of(self.index, self.storage)
+        arrays: dict[str, NDArray[Any] | None]
+        arrays = {SIZES: self.sizes, ENTRIES: self.entries, CENTROIDS: self.centroids, CODEBOOK: codebook}
+        arrays |= {PROJECTION: self.projection, KEYS: self.keys, SECOND: self.second}
+        present = {name: array for name, array in arrays.items() if array is not None}
+        for name, array in present.items():
+            save_npy(directory / name, array)
+        dtype = np.float32 if self.storage == "flat" else np.uint8
+        shape = code_shape(self.storage, self.sizes, codebook, self.d)
+        write_npy(directory / CODES, dtype, shape, self._codes)
+        return [*present, CODES]
 
     @classmethod
-    def load(cls, directory: Path, storage: Storage, mmap: bool, spilled: bool = False) -> "FaissCellStore":
-        """Read what `save` wrote; `mmap` leaves lists on disk, where the keys for refining always stay.
+    def load(
+        cls, directory: Path, storage: Storage, mmap: bool, spilled: bool = False, finite: bool = True
+    ) -> "FaissCellStore":
+        """Read what `save` wrote; see `amips.index.cell_files.read_cells`."""
+        parts = read_cells(directory, storage, mmap, spilled, finite)
+        source = directory.absolute() if mmap else None
+        return cls(storage=storage, directory=source, **vars(parts))
 
-        `spilled` says that there are keys in second cells.
-        """
-        path = directory / INDEX
-        # FAISS cannot map the codes of "lean", which are small; its float32 keys stay on disk.
-        flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY if mmap and storage != "lean" else 0
-        try:
-            index = faiss.read_index(os.fspath(path), flags)
-        except RuntimeError as problem:
-            reason = str(problem).strip().splitlines()[-1]
-            raise BundleError(f"{path} is not a readable FAISS index: {reason}") from None
-        expected = TYPES.get(storage)
-        if type(index).__name__ != expected:
-            raise BundleError(f"{path} holds a {type(index).__name__}, expected {expected or storage!r}")
-        second = read_second(directory / SECOND, index) if spilled else None
-        if storage == "flat":
-            store = cls(index, storage, second=second)
-            if second is not None:
-                check_entries(path, [store._ids_of(j) for j in range(index.nlist)], second, store.n)
-            return store
-        lean = read_lean(directory / LEAN, index) if storage == "lean" else {}
-        d = lean["projection"].shape[1] if lean else index.d
-        n = index.ntotal if second is None else len(second)
-        keys = read_array(directory / KEYS, (n, d), "f", mmap=True)
-        store = cls(index, storage, keys, REFINE, lean.get("projection"), lean.get("centroids"), second)
-        check_entries(path, [store._ids_of(j) for j in range(index.nlist)], second, store.n)
-        return store
+    def __reduce__(self) -> Any:
+        """For pickle: opened again where keys stay on disk and still are there, otherwise copied."""
+        if self.directory is not None and self.directory.is_dir():
+            return _reopen, (self.directory, self.storage, self.second is not None, self.refine)
+        codes = None if self.rows is not None else np.concatenate([*self._codes()])
+        codebook = None if self.rows is not None else codebook_of(self.index, self.storage)
+        names = [field.name for field in fields(self) if field.name not in ("index", "directory")]
+        return _restore, ({name: getattr(self, name) for name in names}, codes, codebook)
 
 
-def _once(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
-    """The same, best first, without a key that is there a second time; -inf and -1 fill up."""
-    if len(ids) == 1:  # one query: the calls are what costs, so as few as can be
-        kept = np.sort(np.unique(ids[0], return_index=True)[1])
-        return scores[:, kept], ids[:, kept]
-    order = np.argsort(ids, axis=1, kind="stable")
-    scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
-    again = ids[:, 1:] == ids[:, :-1]
-    scores[:, 1:][again], ids[:, 1:][again] = -np.inf, -1
-    return scores, ids
+def _reopen(directory: Path, storage: Storage, spilled: bool, refine: int) -> FaissCellStore:
+    if not directory.is_dir():
+        raise BundleError(f"{directory} is gone: its bundle was replaced or removed; load it again")
+    return replace(FaissCellStore.load(directory, storage, True, spilled, finite=False), refine=refine)
 
 
-def _narrow(count: int) -> Any:
-    """The smallest type that numbers so many cells."""
-    return np.uint16 if count < 1 << 16 else np.int64
+def _restore(values: dict[str, Any], codes: Bytes | None, codebook: Floats | None) -> FaissCellStore:
+    if codes is None:
+        return FaissCellStore(None, **values)
+    at = 0
 
+    def read(memory: Bytes) -> None:
+        nonlocal at
+        memory[:] = codes[at : at + len(memory)]
+        at += len(memory)
 
-def _in_memory(index: Any) -> Any:
-    """The index itself, or a copy in memory of one that is mapped: FAISS would write its file's name."""
-    in_memory = (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)
-    if isinstance(faiss.downcast_InvertedLists(index.invlists), in_memory):
-        return index
-    copy = faiss.deserialize_index(faiss.serialize_index(index), faiss.IO_FLAG_SKIP_IVF_DATA)
-    lists = faiss.ArrayInvertedLists(index.nlist, index.code_size)
-    index.invlists.copy_subset_to(lists, faiss.InvertedLists.SUBSET_TYPE_ID_RANGE, 0, index.ntotal)
-    copy.replace_invlists(lists, True)
-    lists.this.disown()
-    return copy
+    kept = {name: values[name] for name in ("storage", "sizes", "entries", "centroids")}
+    return FaissCellStore(assemble(**kept, codebook=codebook, read=read), **values)

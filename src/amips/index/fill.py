@@ -1,5 +1,6 @@
-"""Filling a FAISS inverted file whose cells are given."""
+"""FAISS inverted files whose cells are given: filled with keys, or with codes that were kept."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from amips.design import Storage
 from amips.errors import AmipsError
 from amips.lean import Projection
 from amips.vectors import Floats, Vectors
+
+Ids = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 FEWEST_KEYS = {"pq": 256, "lean": 16}  # as many as a code has values
 PQ_DIMENSIONS_PER_BYTE = 4
@@ -26,24 +30,16 @@ def fill(
     """A `faiss.IndexIVF` with every key, as this storage keeps it, in its cell, and in its second, if any."""
     if (storage == "lean") != (projection is not None):
         raise AmipsError("storage='lean' needs a projection, and no other storage has one")
+    _check_cells(assignment, len(centroids), 0)
+    if second is not None:
+        _check_cells(second, len(centroids), -1)
     c, d = len(centroids), centroids.shape[1] if projection is None else projection.r
-    quantizer = faiss.IndexFlatIP(d)
-    inside = centroids if projection is None else centroids @ projection.keys.T
-    quantizer.add(np.ascontiguousarray(inside))
-    metric = faiss.METRIC_INNER_PRODUCT
-    if storage == "flat":
-        index = faiss.IndexIVFFlat(quantizer, d, c, metric)
-    elif storage == "lean":
-        index = faiss.IndexIVFPQ(quantizer, d, c, d, 4, metric)  # a code of 4 bits for each dimension
+    quantizer = _quantizer(centroids if projection is None else centroids @ projection.keys.T)
+    if storage == "lean":  # codes of 4 bits for each dimension; their order for FastScan is made at the end
+        index = faiss.IndexIVFPQ(quantizer, d, c, d, 4, faiss.METRIC_INNER_PRODUCT)
         index.by_residual = False
-    elif storage == "sq8":
-        # Not the residual: its range is no smaller for a key in a cell that is not its nearest.
-        index = faiss.IndexIVFScalarQuantizer(quantizer, d, c, faiss.ScalarQuantizer.QT_8bit, metric, False)
-    elif storage == "pq":
-        parts = pq_parts(d)
-        index = faiss.IndexIVFPQ(quantizer, d, c, parts, 8, metric)
     else:
-        raise AmipsError(f"storage={storage!r}: expected 'flat', 'sq8', 'pq' or 'lean'")
+        index = _empty(storage, quantizer, d, c, pq_parts(d))
     index.own_fields = True
     quantizer.this.disown()
     _train(index, keys, storage, projection)
@@ -59,12 +55,128 @@ def fill(
         block, cells = np.ascontiguousarray(block), np.ascontiguousarray(cells, np.int64)
         pointers = [faiss.swig_ptr(a) for a in (block, ids, cells)]
         index.add_core(len(block), *pointers)
-    return index
+    return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index
+
+
+def _check_cells(cells: NDArray[np.integer[Any]], c: int, least: int) -> None:
+    """FAISS writes outside of its memory for a cell that is not there."""
+    if len(cells) and not (cells.min() >= least and cells.max() < c):
+        raise AmipsError(f"cells of keys: expected numbers from {least} to {c - 1}")
 
 
 def pq_parts(d: int) -> int:
     """Parts of a PQ code, a byte each: at most one for four dimensions, and a divisor of d."""
     return next(m for m in range(max(1, d // PQ_DIMENSIONS_PER_BYTE), 0, -1) if d % m == 0)
+
+
+def assemble(
+    storage: Storage,
+    sizes: Ids,
+    entries: Ids,
+    centroids: Floats,
+    codebook: Floats | None,
+    read: Callable[[Bytes], None],
+) -> Any:
+    """A `faiss.IndexIVF` with codes that were kept; all arguments must have been checked.
+
+    FAISS has the centroids of all storages but "lean", whose codes it scans without.
+
+    Args:
+        sizes, entries: how many keys each cell has [c], and which, cell by cell [e].
+        codebook: of the codes, as `codebook_of` gives it.
+        read: fills memory with the next bytes of the codes, cell by cell, as `codes_of` gives them.
+    """
+    c, d = centroids.shape
+    parts = 0
+    if storage in ("pq", "lean"):
+        assert codebook is not None
+        parts = len(codebook)
+    quantizer = faiss.IndexFlatIP(parts) if storage == "lean" else _quantizer(centroids)
+    index = _empty(storage, quantizer, parts if storage == "lean" else d, c, parts)
+    index.own_fields = True
+    quantizer.this.disown()
+    if codebook is not None:
+        vector = index.sq.trained if storage == "sq8" else index.pq.centroids
+        faiss.copy_array_to_vector(codebook.ravel(), vector)
+    index.is_trained = True
+    lists, code_size, low = index.invlists, int(index.code_size), 0
+    for cell, size in zip(np.flatnonzero(sizes).tolist(), sizes[sizes > 0].tolist(), strict=True):
+        lists.resize(cell, size)
+        faiss.rev_swig_ptr(lists.get_ids(cell), size)[:] = entries[low : low + size]
+        length = block_bytes(parts, size) if storage == "lean" else size * code_size
+        read(faiss.rev_swig_ptr(lists.get_codes(cell), length))
+        low += size
+    index.ntotal = len(entries)
+    return index
+
+
+def _quantizer(centroids: Floats) -> Any:
+    quantizer = faiss.IndexFlatIP(centroids.shape[1])
+    quantizer.add(np.ascontiguousarray(centroids))
+    return quantizer
+
+
+def _empty(storage: Storage, quantizer: Any, d: int, c: int, parts: int) -> Any:
+    """An inverted file without keys; of "lean" one that scans codes in the order of FastScan."""
+    metric = faiss.METRIC_INNER_PRODUCT
+    if storage == "flat":
+        return faiss.IndexIVFFlat(quantizer, d, c, metric)
+    if storage == "sq8":
+        # Not the residual: its range is no smaller for a key in a cell that is not its nearest.
+        return faiss.IndexIVFScalarQuantizer(quantizer, d, c, faiss.ScalarQuantizer.QT_8bit, metric, False)
+    if storage == "pq":
+        return faiss.IndexIVFPQ(quantizer, d, c, parts, 8, metric)
+    if storage == "lean":
+        index = faiss.IndexIVFPQFastScan(quantizer, d, c, d, 4, metric)
+        index.by_residual = False
+        return index
+    raise AmipsError(f"storage={storage!r}: expected 'flat', 'sq8', 'pq' or 'lean'")
+
+
+BLOCK = 32  # entries whose codes FastScan keeps together
+
+
+def block_bytes(dimensions: int, entries: int) -> int:
+    """Bytes of the codes of a cell with so many entries, in lean storage: whole blocks, two values a byte."""
+    return -(-entries // BLOCK) * BLOCK * (-(-dimensions // 2))
+
+
+def codes_of(index: Any, cell: int, size: int) -> Bytes:
+    """The codes of a cell with so many entries: FAISS's own memory, not a copy."""
+    lists = index.invlists
+    lean = isinstance(index, faiss.IndexIVFPQFastScan)
+    length = block_bytes(index.d, size) if lean else size * index.code_size
+    if length == 0:
+        return np.empty(0, np.uint8)
+    codes: Bytes = faiss.rev_swig_ptr(lists.get_codes(cell), length)
+    return codes
+
+
+def entries_of(index: Any) -> tuple[Ids, Ids]:
+    """How many keys each cell has [c], and which, cell by cell [e]: a copy."""
+    lists = index.invlists
+    sizes = np.array([lists.list_size(j) for j in range(index.nlist)], np.int64)
+    ids = [faiss.rev_swig_ptr(lists.get_ids(j), int(sizes[j])) for j in np.flatnonzero(sizes).tolist()]
+    return sizes, np.concatenate([np.empty(0, np.int64), *ids])
+
+
+def codebook_of(index: Any, storage: Storage) -> Floats | None:
+    """What codes stand for: "sq8" [2, d], the least value and the range of each dimension; "pq" and "lean"
+    [parts, values, d / parts]; None for "flat".
+    """
+    if storage == "flat":
+        return None
+    if storage == "sq8":
+        return np.asarray(faiss.vector_to_array(index.sq.trained), np.float32).reshape(2, -1)
+    pq = index.pq
+    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(pq.M, pq.ksub, pq.dsub)
+
+
+def check_enough_keys(storage: str, n: int) -> None:
+    """AmipsError if codes of this storage cannot be trained on n keys."""
+    fewest = FEWEST_KEYS.get(storage, 0)
+    if n < fewest:
+        raise AmipsError(f"storage={storage!r} needs at least {fewest} keys, got {n}; use 'flat' or 'sq8'")
 
 
 def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection | None) -> None:
@@ -79,8 +191,6 @@ def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection |
         else keys.take(np.sort(np.random.default_rng(0).choice(keys.n, most, replace=False)))
     )
     if storage in FEWEST_KEYS:
-        if len(sample) < FEWEST_KEYS[storage]:
-            few = f"storage={storage!r} needs at least {FEWEST_KEYS[storage]} keys, got {len(sample)}"
-            raise AmipsError(f"{few}; use 'flat' or 'sq8'")
+        check_enough_keys(storage, len(sample))
         index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
     index.train(sample if projection is None else sample @ projection.keys.T)

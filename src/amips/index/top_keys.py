@@ -1,6 +1,7 @@
 """Keeping the best keys so far, for queries whose cells are visited in any order, and scoring candidates."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,3 +108,41 @@ def score_candidates(
         true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
         scores[low : low + step] = np.where(ids < 0, -np.inf, true)
     return best_of(scores, candidates, k)
+
+
+def top_of_rows(keys: Floats, x: Floats, k: int, block_bytes: int) -> tuple[Floats, Ids]:
+    """The k best of all keys [n, d] by <x, y>, scores [m, k] and ids [m, k]; so many bytes at a time."""
+    best, rows = TopKeys(len(x), k), np.arange(len(x))
+    step = max(1, block_bytes // (4 * max(len(x), keys.shape[1])))
+    for low in range(0, len(keys), step):
+        block = keys[low : low + step]
+        best.take(rows, x @ block.T, np.arange(low, low + len(block)))
+    return best.finish()
+
+
+def once(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
+    """The same, best first, without a key that is there a second time; -inf and -1 fill up."""
+    if len(ids) == 1:  # one query: the calls are what costs, so as few as can be
+        kept = np.sort(np.unique(ids[0], return_index=True)[1])
+        return scores[:, kept], ids[:, kept]
+    order = np.argsort(ids, axis=1, kind="stable")
+    scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+    again = ids[:, 1:] == ids[:, :-1]
+    scores[:, 1:][again], ids[:, 1:][again] = -np.inf, -1
+    return scores, ids
+
+
+def narrow_type(count: int) -> Any:
+    """The smallest type that numbers so many cells."""
+    return np.uint16 if count < 1 << 16 else np.int64
+
+
+def reaching(scores: Floats, ids: Ids, k: int, twice: bool) -> tuple[Floats, Ids]:
+    """Of one query, scores [w] and ids [w] that reach the k-th best, in any order; each key once."""
+    if twice:
+        ids, first = np.unique(ids, return_index=True)
+        scores = scores[first]
+    if len(scores) <= k:
+        return scores, ids
+    reached = scores >= np.partition(scores, len(scores) - k)[len(scores) - k]
+    return scores[reached], ids[reached]

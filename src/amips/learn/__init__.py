@@ -1,16 +1,17 @@
 """Training with torch: modules, losses, the loop. Beside encoders of texts, nothing else imports torch."""
 
-from amips.learn.affine_network import initial_model
-from amips.learn.budget import Budget
-from amips.learn.distributed import Group
-from amips.learn.evaluation import SCAN, centroid_metrics, criterion, evaluate
-from amips.learn.loop import DEFAULT_MINUTES, Run, train
-from amips.learn.modules import Network
-from amips.learn.setup import set_up
+from amips.resources import check_address_space
+
+check_address_space(640 << 20)  # torch and its threads take so much; without it, loading ends in a signal
+
+from amips.learn.budget import Budget  # noqa: E402
+from amips.learn.distributed import Group  # noqa: E402
+from amips.learn.evaluation import centroid_metrics, criterion, evaluate  # noqa: E402
+from amips.learn.loop import Run, train  # noqa: E402
+from amips.learn.modules import Network  # noqa: E402
+from amips.learn.setup import set_up  # noqa: E402
 
 __all__ = [
-    "DEFAULT_MINUTES",
-    "SCAN",
     "Budget",
     "Group",
     "Network",
@@ -18,7 +19,6 @@ __all__ = [
     "centroid_metrics",
     "criterion",
     "evaluate",
-    "initial_model",
     "set_up",
     "train",
 ]

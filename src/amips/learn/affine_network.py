@@ -2,16 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amips import lean
-from amips.nets import AffineArchitecture, AffineNet, Linear, MaxAffine, spec_to_json
-from amips.task import Task
-from amips.vectors import Floats, Vectors
-
-ROUNDS = 5  # of k-means within each cell
+from amips.nets import AffineArchitecture, AffineNet
+from amips.vectors import Floats
 
 
 class AffineNetwork(nn.Module):
@@ -66,45 +61,6 @@ class AffineNetwork(nn.Module):
         return AffineNet(self.architecture, weights, about)
 
 
-def affine_network(architecture: AffineArchitecture, task: Task, smooth: float, seed: int) -> AffineNetwork:
-    """The network as training begins: pieces at the centroids of the cells, or of their sub-clusters."""
-    a, keys = architecture, task.key_vectors
-    pieces = task.cells.centroids if a.pieces == 1 else _sub_centroids(keys, task, a.pieces, seed)
-    if not a.rank:
-        return AffineNetwork(a, pieces, None, smooth)
-    projection = lean.learn_projection(keys, task.train.vectors, a.rank)
-    return AffineNetwork(a, projection.weights(pieces), projection.queries, smooth)
-
-
-def initial_model(task: Task, network: Linear | MaxAffine, seed: int = 0) -> AffineNet:
-    """The router that training begins with."""
-    about = {**task.fingerprints, "network": spec_to_json(network)}
-    architecture = network.architecture(task.n, task.d, task.c)
-    return affine_network(architecture, task, 0.0, seed).export(about)
-
-
-def _sub_centroids(keys: Vectors, task: Task, pieces: int, seed: int) -> Floats:
-    """Spherical k-means within every cell at once, [c p, d]; a cell's pieces begin at keys of its own."""
-    cells, c = task.cells.assignment, task.c
-    shuffled = np.random.default_rng([seed, 17]).permutation(keys.n)
-    order = shuffled[np.argsort(cells[shuffled], kind="stable")]
-    sizes = np.bincount(cells, minlength=c)
-    starts = np.append(0, np.cumsum(sizes))[:-1]
-    drawn = starts[:, None] + np.arange(pieces) % np.maximum(sizes, 1)[:, None]
-    first = keys.take(order[np.minimum(drawn, keys.n - 1)].ravel()).reshape(c, pieces, keys.d)
-    # Half way to the centroid: a lone key is a poor centre. Cells with fewer keys than pieces repeat some.
-    centres = _unit(_unit(first) + task.cells.centroids[:, None, :])
-    for _ in range(ROUNDS):
-        sums = np.zeros((c * pieces, keys.d), np.float32)
-        for start, block in keys.blocks():
-            own = cells[start : start + len(block)]
-            near = np.stack([np.einsum("nd,nd->n", block, centres[own, p]) for p in range(pieces)], axis=1)
-            np.add.at(sums, own * pieces + near.argmax(axis=1), block)
-        moved = np.abs(sums).max(axis=1).reshape(c, pieces, 1) > 0  # a piece without keys stays
-        centres = np.where(moved, _unit(sums.reshape(centres.shape)), centres)
-    return np.ascontiguousarray(centres.reshape(c * pieces, keys.d))
-
-
-def _unit(x: Floats) -> Floats:
-    scaled: Floats = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
-    return scaled
+def affine_network(start: AffineNet, smooth: float) -> AffineNetwork:
+    """The network that begins with the weights of this router; `smooth` as there."""
+    return AffineNetwork(start.architecture, start.weights["W"], start.weights.get("A"), smooth)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from amips.arguments import check_number, check_whole
 from amips.errors import RunError
 from amips.learn.checkpoint import Progress
 
@@ -24,10 +25,15 @@ class Budget:
     evaluations: int
 
     def __post_init__(self) -> None:
-        timeless = self.minutes is not None and not 0 < self.minutes < math.inf
-        if (self.samples is not None and self.samples < 1) or timeless or self.evaluations < 1:
-            budget = f"samples={self.samples}, minutes={self.minutes}, evaluations={self.evaluations}"
-            raise RunError(f"{budget}: must be positive")
+        values: dict[str, int | float] = {
+            "evaluations": check_whole("evaluations", self.evaluations, 1, error=RunError)
+        }
+        if self.samples is not None:
+            values["samples"] = check_whole("samples", self.samples, 1, error=RunError)
+        if self.minutes is not None:
+            values["minutes"] = check_number("minutes", self.minutes, above=0, error=RunError)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def done(self, at: Progress) -> float:
         """How much of it is used, 0..1."""

@@ -1,5 +1,6 @@
 """The full state of a run in one safetensors file, replaced atomically."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from amips.errors import RunError
 from amips.files import partial
+from amips.untrusted import open_regular
 
 CHECKPOINT = "checkpoint.safetensors"
 GROUPS = ("parameters", "averages", "first", "second", "best")
@@ -80,20 +82,42 @@ class State:
             for name, value in getattr(self, group).items()
         }
         with partial(directory / CHECKPOINT) as temporary:
-            save_file(tensors, temporary, {"progress": json.dumps(asdict(self.progress))})
+            progress = json.dumps(asdict(self.progress))
+            save_file(tensors, temporary, {"progress": progress, "sha256": _digest(progress, tensors)})
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
         """Read a checkpoint into the tensors of this state, in place."""
         path = directory / CHECKPOINT
         try:
+            open_regular(path, RunError).close()
             with safe_open(path, framework="pt") as file:
-                saved = Progress(**json.loads(file.metadata()["progress"]))
-                for group in GROUPS:
-                    for name, value in getattr(self, group).items():
-                        value.copy_(file.get_tensor(f"{group}/{name}"))
-        except FileNotFoundError:
-            raise RunError(f"{path} does not exist: there is nothing to resume") from None
+                said = file.metadata()
+                saved = Progress(**json.loads(said["progress"]))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if said["sha256"] != _digest(said["progress"], tensors):
+                raise ValueError("it does not have the SHA-256 that it states")
+            for group in GROUPS:
+                for name, value in getattr(self, group).items():
+                    _copy(tensors[f"{group}/{name}"], value, name)
+        except RunError as problem:
+            raise RunError(f"{problem}: there is nothing to resume") from None
         except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as problem:
-            raise RunError(f"{path} is damaged or of another network: {problem}") from None
+            raise RunError(f"{path} is damaged or of another network: {problem}; remove it") from None
         self.progress.__dict__.update(asdict(saved))
+
+
+def _copy(saved: Tensor, value: Tensor, name: str) -> None:
+    """Copy what was saved to its place; ValueError if it does not fit there: torch would repeat it."""
+    if saved.shape != value.shape:
+        raise ValueError(f"{name} has shape {list(saved.shape)}, expected {list(value.shape)}")
+    value.copy_(saved)
+
+
+def _digest(progress: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a state: a flipped bit would be trained on without a word."""
+    digest = hashlib.sha256(progress.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

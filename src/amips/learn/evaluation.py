@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import exact
-from amips.metrics import rank_metrics, routing_accuracy, transport_error
+from amips.metrics import SCAN, TARGET_RECALL, TOP, rank_metrics, routing_accuracy, transport_error
 from amips.nets import AffineNet, Model, Net
 from amips.routers import CentroidRouter, RoutingEstimate, router_for
 from amips.task import Split, Task
@@ -14,9 +14,7 @@ from amips.vectors import Floats
 # many cells are measured on as many of the first queries as give this many (query, cell) pairs.
 MOST_PAIRS = 65_536
 BLOCK_FLOATS = 1 << 23
-RECALL, TOP = 0.95, 10
-SCAN = "scan@0.95"  # what decides between routers,
-EREL = "erel"  # ... and between networks that predict one key
+EREL = "erel"  # what decides between networks that predict one key; between routers it is SCAN
 
 
 def evaluate(net: Model, task: Task, split: Split, through: Task | None = None) -> dict[str, float]:
@@ -86,5 +84,25 @@ def routing_metrics(scores: Floats, task: Task, split: Split) -> dict[str, float
     top: NDArray[np.int32] = np.asarray(split.top_ids)[:, :TOP]
     cells = task.cells.assignment[top]
     estimate = RoutingEstimate(scores, cells, task.cells.sizes)
-    scanned = estimate.at_mass(estimate.min_mass_for(RECALL)).scanned.mean() / task.n
+    scanned = estimate.at_mass(estimate.min_mass_for(TARGET_RECALL)).scanned.mean() / task.n
     return {SCAN: float(scanned), **routing_accuracy(scores, cells[:, 0])}
+
+
+def gain_lines(model: Model) -> list[str]:
+    """What training gained on val, beside centroid routing; a second line if it gained nothing."""
+    about = model.about
+    metric = SCAN if SCAN in about["val"] else EREL
+
+    def figure(name: str) -> str:
+        value = about[name][metric]
+        return f"{100 * value:.1f} %" if metric == SCAN else f"{value:.3f}"
+
+    centroid = [f"centroid routing {figure('centroid')}"] if metric in about.get("centroid", {}) else []
+    figures = [*centroid, f"untrained {figure('start')}", f"trained {figure('val')}"]
+    what = f"keys scanned for recall@{TOP} {TARGET_RECALL}" if metric == SCAN else EREL
+    lines = [f"{what}, on val: {', '.join(figures)}"]
+    if not about["blend"]:
+        lines.append("training did not improve on the start: the untrained network is kept")
+    elif centroid and about["val"][metric] >= about["centroid"][metric]:
+        lines.append("centroid routing scans no more: train with more queries, or build without this model")
+    return lines

@@ -56,11 +56,11 @@ def initial_weights(a: Architecture, seed: int) -> dict[str, Floats]:
     for name, shape in weight_shapes(a).items():
         kind, _, layer = name.partition(".")
         i = int(layer) if layer else a.depth
-        share = 0.5 if i in a.injected else 1.0
+        variance_part = 0.5 if i in a.injected else 1.0
         # A residual block adds to what is there. Activations are mostly positive, so it is the blocks that
         # add up, not their variances: let the sum over all of them have the size of one.
-        share /= a.depth**2 if a.residual and 0 < i < a.depth else 1
-        size = math.sqrt(share / a.d) if kind in ("W", "b") and not layer else math.sqrt(share)
+        variance_part /= a.depth**2 if a.residual and 0 < i < a.depth else 1
+        size = math.sqrt(variance_part / (a.d if kind in ("W", "b") and not layer else 1))
         if kind == "Wx":
             weights[name] = size * rng.standard_normal(shape, np.float32)
         elif a.kind == "key" or (i == 0 and kind == "b"):

@@ -11,22 +11,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amips.arguments import check_flag, check_path, check_seed, refused
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
-from amips.files import temporary_directory
 from amips.learn.budget import Budget
 from amips.learn.checkpoint import State
 from amips.learn.distributed import Group
-from amips.learn.evaluation import SCAN, centroid_metrics, criterion, evaluate
+from amips.learn.evaluation import centroid_metrics, criterion, evaluate, gain_lines
 from amips.learn.interrupts import collected_interrupts
 from amips.learn.losses import total_loss
-from amips.learn.run_directory import RunDirectory
+from amips.learn.run_directory import Resume, RunDirectory
 from amips.learn.setup import Setup, Spec, set_up
-from amips.nets import PAPER_SAMPLES, Linear, Model, Recipe, recipe_named, spec_to_json
-from amips.progress import bar
+from amips.metrics import SCAN
+from amips.nets import (
+    DEFAULT_MINUTES,
+    PAPER_SAMPLES,
+    RUN_FORMAT,
+    Linear,
+    Model,
+    Recipe,
+    recipe_named,
+    spec_to_json,
+)
+from amips.progress import Bar
+from amips.resources import plain_resource_errors
+from amips.scratch import Scratch
 from amips.task import Task, load_task
 
-FORMAT = 2
-DEFAULT_MINUTES = 1.0
 EVALUATIONS = 20
 SAVE_SECONDS = 600.0  # a long run loses no more than this to a crash
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -34,6 +44,7 @@ RANDOM_START = 0.25  # of the budget: networks that begin with random weights ar
 BLENDS = (0.75, 0.5, 0.25)  # of the way from where training began to its best weights, beside all and nothing
 
 
+@plain_resource_errors()
 def train(
     task: Task | str | Path,
     network: Spec | None = None,
@@ -45,7 +56,7 @@ def train(
     batch: int | None = None,
     seed: int = 0,
     evaluations: int = EVALUATIONS,
-    resume: bool = False,
+    resume: Resume = False,
     device: str | None = None,
     progress: bool = False,
 ) -> Model:
@@ -67,35 +78,52 @@ def train(
             same bytes as one that was not.
         batch: rows in a batch, for each process; replaces the recipe's.
         evaluations: how often in the run to evaluate on val, log, and save a checkpoint: more often at first.
-        resume: continue an unfinished run in `out`.
+        resume: continue an unfinished run in `out`; "auto" begins one where there is none.
         device: "cpu", "cuda", ...; by default CUDA where there is one.
-        progress: show a progress bar when standard error is a terminal.
+        progress: say on standard error how far it is (a bar on a terminal, a line now and then otherwise) and
+            print at the end what was gained on val, beside centroid routing.
     """
-    task = load_task(task)
+    seed = check_seed(seed, error=RunError)
+    if not isinstance(resume, str) or resume != "auto":
+        resume = check_flag("resume", resume, error=RunError)
+    progress = check_flag("progress", progress, error=RunError)
     if samples is not None and minutes is not None:
         raise RunError("give the budget as samples or as minutes, not both")
-    if samples is None and minutes is None:
-        samples, minutes = (PAPER_SAMPLES, None) if recipe == "paper" else (None, DEFAULT_MINUTES)
+    by_default = samples is None and minutes is None
+    if by_default and isinstance(recipe, str) and recipe == "paper":
+        samples = PAPER_SAMPLES
+    elif by_default:
+        minutes = DEFAULT_MINUTES
     recipe, budget = recipe_named(recipe, batch), Budget(samples, minutes, evaluations)
-    if seed < 0:
-        raise RunError(f"seed={seed}: must not be negative")
-    if resume and out is None:
+    if network is not None and not isinstance(network, Spec):
+        raise refused("network", network, "Linear, MaxAffine, SupportNet, KeyNet or None", RunError)
+    if out is not None:
+        out = check_path("out", out, error=RunError)
+    elif resume is True:
         raise RunError("resume: give the directory of the run to continue, as out")
-    chosen = _device(device)
-    group = Group(chosen)
+    task = load_task(task, verify=True)
+    place = _device(device)
+    group = Group(place)
     try:
-        setup = set_up(task, Linear() if network is None else network, recipe, seed, chosen, group)
-        directory = temporary_directory("amips-run-") if out is None else Path(out)
+        setup = set_up(task, network or Linear(), recipe, seed, place, group)
+        scratch = Scratch("amips-run-") if out is None else None
+        directory = scratch.path if scratch is not None else Path(str(out))
         run = Run(setup, directory, recipe, budget, seed, group)
         with ExitStack() as stack:
             finished = run.prepare(resume, stack)
-            return finished if finished is not None else run.train(progress)
+            model = finished if finished is not None else run.train(progress)
     finally:
         group.close()
+    if progress and group.first:
+        for line in gain_lines(model):
+            print(line, flush=True)  # noqa: T201
+    return model
 
 
 def _device(name: str | None) -> torch.device:
     """The device of this name; by default this process's own GPU, or the CPU."""
+    if name is not None and not isinstance(name, str):
+        raise refused("device", name, "a name such as 'cpu' or 'cuda'", RunError)
     own_gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name or (own_gpu if torch.cuda.is_available() else "cpu"))
@@ -120,7 +148,7 @@ class Run:
         self.centroid: dict[str, float] = {}
         config: dict[str, Any] = {
             "kind": "run",
-            "format": FORMAT,
+            "format": RUN_FORMAT,
             "architecture": setup.architecture.to_json(),
             "network": spec_to_json(setup.spec),
             "recipe": asdict(recipe),
@@ -135,7 +163,7 @@ class Run:
             config["through"] = setup.through.fingerprints["cells"]
         self.directory = RunDirectory(out, config)
 
-    def prepare(self, resume: bool, stack: ExitStack) -> Model | None:
+    def prepare(self, resume: Resume, stack: ExitStack) -> Model | None:
         """Begin, continue, or find the run finished; `stack` keeps others from training here too."""
         finished = self.directory.finished(resume)
         if finished is not None:
@@ -163,12 +191,16 @@ class Run:
         return bool(patience) and self.state.progress.stale >= patience and not early
 
     def train(self, show: bool) -> Model:
-        """The loop."""
+        """Step until the budget is used or val stops improving; the best weights as a model, saved in `out`.
+
+        Evaluates on val and saves a checkpoint as often as the budget says; on an interrupt it saves first.
+        With `show` it says on standard error how far it is.
+        """
         at, done = self.state.progress, self.done()
         total = self.budget.samples or 0
         with (
             collected_interrupts() as interrupted,
-            bar(total, "training", " samples", show and self.group.first, at.samples) as shown,
+            Bar(total, "training", " samples", show and self.group.first, at.samples) as shown,
         ):
             if at.evaluations == 0:
                 self._look()
@@ -200,7 +232,7 @@ class Run:
                     )
         model = self._chosen()
         if self.group.first:
-            model.save(self.out)
+            self.directory.finish(model)
         self._together()
         return model
 
@@ -296,10 +328,10 @@ class Run:
                 between = {
                     name: torch.lerp(self.start[name], end, part) for name, end in self.state.best.items()
                 }
-                tried = self._evaluate(between)
-                value = self.group.agree(criterion(tried) if self.group.first else 0.0)
+                at_part = self._evaluate(between)
+                value = self.group.agree(criterion(at_part) if self.group.first else 0.0)
                 if value < best:
-                    blend, values, metrics, best = part, between, tried, value
+                    blend, values, metrics, best = part, between, at_part, value
         about = self.setup.about() | {
             "recipe": asdict(self.recipe),
             "samples": at.samples,

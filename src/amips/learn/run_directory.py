@@ -1,4 +1,4 @@
-"""A run directory: the only module that knows its files.
+"""A run directory while it is trained in; `amips.nets` reads its settings and its log.
 
 run/
   config.json              the network, the recipe, the budget, the task: what makes a run the same
@@ -8,17 +8,27 @@ run/
 """
 
 import json
-import math
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from amips.errors import RunError
-from amips.files import check_output, check_same, locked, read_json, write_atomic, write_json
+from amips.files import check_output, check_same, locked, remove_partials, write_atomic
 from amips.learn.checkpoint import CHECKPOINT
-from amips.nets import DESCRIPTION, Model, load_model
+from amips.nets import (
+    RUN_CONFIG,
+    RUN_LOG,
+    Model,
+    is_run,
+    is_unfinished_run,
+    load_model,
+    read_run_config,
+    read_run_log,
+    write_run_config,
+)
 
-CONFIG, LOG, LOCK = "config.json", "log.jsonl", ".lock"
+LOCK = ".lock"
+Resume = bool | Literal["auto"]
 
 
 class RunDirectory:
@@ -32,19 +42,24 @@ class RunDirectory:
         """Whether there is a state to continue from."""
         return (self.path / CHECKPOINT).exists()
 
-    def finished(self, resume: bool) -> Model | None:
-        """The model, if the run is finished; RunError if the directory is not one that can be trained in."""
-        check_output(self.path, RunError, what="a run", marks=[CONFIG])
-        if (self.path / CONFIG).exists():
-            check_same(self.path, read_json(self.path / CONFIG, RunError), self.config, RunError, "a run")
-            if (self.path / DESCRIPTION).exists():
+    def finished(self, resume: Resume) -> Model | None:
+        """The model, if the run is finished; RunError if the directory is not one that can be trained in.
+
+        Args:
+            resume: True if there must be a run to continue, False if there must be none that is unfinished,
+                "auto" if either will do.
+        """
+        check_output(self.path, RunError, what="a run", marks=[RUN_CONFIG])
+        if is_run(self.path):
+            check_same(self.path, read_run_config(self.path), self.config, RunError, "a run")
+            if not is_unfinished_run(self.path):
                 return load_model(self.path)
             if not resume and self.has_checkpoint:
                 raise RunError(
                     f"{self.path} holds an unfinished run; continue it with resume=True (--resume), "
                     "or remove the directory"
                 )
-        elif resume:
+        elif resume is True:
             raise RunError(f"{self.path} holds no run to resume; leave resume out to begin one")
         return None
 
@@ -53,21 +68,23 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         busy = RunError(f"{self.path}: another process is training there")
         stack.enter_context(locked(self.path / LOCK, busy))
-        write_json(self.path / CONFIG, self.config)
+        if is_run(self.path) and not is_unfinished_run(self.path):
+            raise RunError(
+                f"{self.path}: another process has just finished this run; give the same call again"
+            )
+        remove_partials(self.path)
+        write_run_config(self.path, self.config, finished=False)
         # Evaluations after the checkpoint will be made again; without one all of them.
         last = step if self.has_checkpoint else -1
-        log = self.path / LOG
-        lines = log.read_text().splitlines() if log.exists() else []
-        write_atomic(log, "".join(line + "\n" for line in lines if _step_of(line) <= last).encode())
+        entries = [entry for entry in read_run_log(self.path) if entry["step"] <= last]
+        write_atomic(self.path / RUN_LOG, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
+
+    def finish(self, model: Model) -> None:
+        """Write the model and declare the run finished."""
+        model.save(self.path)
+        write_run_config(self.path, self.config, finished=True)
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line to the log."""
-        with (self.path / LOG).open("a") as f:
+        with (self.path / RUN_LOG).open("a") as f:
             f.write(json.dumps(line) + "\n")
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # a line torn by a crash comes after every checkpoint
-        return math.inf

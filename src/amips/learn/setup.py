@@ -19,6 +19,7 @@ from amips.nets import (
     MaxAffine,
     Recipe,
     SupportNet,
+    initial_model,
     spec_to_json,
 )
 from amips.task import Task
@@ -63,7 +64,8 @@ def set_up(task: Task, spec: Spec, recipe: Recipe, seed: int, device: torch.devi
     place = (seed, group.rank, group.world, device)
     if isinstance(architecture, AffineArchitecture):
         smooth = recipe.temperature if isinstance(spec, MaxAffine) and spec.smooth else 0.0
-        affine = affine_network(architecture, task, smooth, seed).to(device)
+        assert isinstance(spec, Linear | MaxAffine)
+        affine = affine_network(initial_model(task, spec, seed), smooth).to(device)
         return Setup(spec, architecture, affine, CellBatches(task, recipe, *place), task, None)
     if recipe.route_weight and task.c == 1:
         raise RunError("a routing loss needs a task with cells; label with cells=2 or more")

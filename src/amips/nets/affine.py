@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_flag, check_whole
 from amips.errors import RunError, VectorError
 from amips.lean import RANK_FRACTION, reduced_dimension
 from amips.nets.model import Floats, Model
@@ -94,10 +95,14 @@ class Linear:
     rank: int | None = None
     kind: Literal["linear"] = field(default="linear", init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bias", check_flag("bias", self.bias, error=RunError))
+        object.__setattr__(self, "rank", _checked_rank(self.rank))
+
     def architecture(self, n: int, d: int, c: int) -> AffineArchitecture:
         """This router for c cells of dimension d."""
         rank = self.rank_for(d)
-        return AffineArchitecture(d, *_checked(c, d, 1, rank), self.bias, "linear", rank)
+        return AffineArchitecture(d, _checked_cells(c), 1, self.bias, "linear", rank)
 
     def rank_for(self, d: int) -> int:
         """The rank for queries of dimension d; 0 where nothing is projected."""
@@ -123,32 +128,43 @@ class MaxAffine:
     rank: int | None = None
     kind: Literal["max-affine"] = field(default="max-affine", init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", check_whole("pieces", self.pieces, 1, error=RunError))
+        object.__setattr__(self, "smooth", check_flag("smooth", self.smooth, error=RunError))
+        object.__setattr__(self, "rank", _checked_rank(self.rank))
+
     def architecture(self, n: int, d: int, c: int) -> AffineArchitecture:
         """This network for c cells of dimension d."""
         rank = self.rank_for(d)
-        return AffineArchitecture(d, *_checked(c, d, self.pieces, rank), False, "max-affine", rank)
+        return AffineArchitecture(d, _checked_cells(c), self.pieces, False, "max-affine", rank)
 
     def rank_for(self, d: int) -> int:
         """The rank for queries of dimension d; 0 where nothing is projected."""
         return _rank(self.rank, d)
 
 
+def _checked_rank(rank: Any) -> int | None:
+    return None if rank is None else check_whole("rank", rank, 0, error=RunError)
+
+
 def _rank(rank: int | None, d: int) -> int:
     if rank is not None:
-        return rank
+        return check_whole("rank", rank, 0, d, error=RunError)  # 0 for no projection
     least = reduced_dimension(d, RANK_FRACTION)
     return least if least < d else 0  # to project onto all dimensions costs and gains nothing
 
 
-def _checked(c: int, d: int, pieces: int, rank: int) -> tuple[int, int]:
-    """c and pieces, if they can be."""
+def _checked_cells(c: int) -> int:
     if c < 2:
         raise RunError("a linear router needs a task with cells; label with cells=2 or more")
-    if type(pieces) is not int or pieces < 1:
-        raise RunError(f"pieces={pieces}: expected a whole number, at least 1")
-    if type(rank) is not int or not 0 <= rank <= d:
-        raise RunError(f"rank={rank}: expected a whole number up to the dimension, {d}; 0 for no projection")
-    return c, pieces
+    return c
+
+
+def affine_shapes(a: AffineArchitecture) -> dict[str, tuple[int, ...]]:
+    """W [c p, r], with biases b [c p], with a rank A [r, d]."""
+    shapes: dict[str, tuple[int, ...]] = {"W": (a.c * a.pieces, a.inner)}
+    shapes |= {"b": (a.c * a.pieces,)} if a.bias else {}
+    return shapes | ({"A": (a.rank, a.d)} if a.rank else {})
 
 
 @dataclass(frozen=True)
@@ -158,11 +174,8 @@ class AffineNet(Model):
     architecture: AffineArchitecture
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """W [c p, r], with biases b [c p], with a rank A [r, d]."""
-        a = self.architecture
-        shapes: dict[str, tuple[int, ...]] = {"W": (a.c * a.pieces, a.inner)}
-        shapes |= {"b": (a.c * a.pieces,)} if a.bias else {}
-        return shapes | ({"A": (a.rank, a.d)} if a.rank else {})
+        """The name and shape of every weight."""
+        return affine_shapes(self.architecture)
 
     def scores(self, x: Floats) -> Floats:
         """max_p <w_jp, x>, [m, c]."""

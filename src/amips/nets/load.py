@@ -1,33 +1,78 @@
-"""Reading a saved model, whatever its kind."""
+"""Reading a saved model, whatever its kind; its files may be damaged or made to do harm."""
 
+import json
+import os
 from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from amips.errors import AmipsError, RunError
 from amips.files import read_json
-from amips.nets.affine import AFFINE_KINDS, AffineArchitecture, AffineNet
-from amips.nets.model import DESCRIPTION, WEIGHTS, Model
-from amips.nets.runtime import Net
+from amips.nets.affine import AFFINE_KINDS, AffineArchitecture, AffineNet, affine_shapes
+from amips.nets.model import DESCRIPTION, WEIGHTS, Model, check_weights
+from amips.nets.run_files import check_run, is_run
+from amips.nets.runtime import Net, weight_shapes
 from amips.nets.spec import Architecture
+from amips.untrusted import open_regular
+
+HEADER_BYTES = 1 << 20  # of the names and shapes of weights: those of a thousand layers take a fifth of it
+TYPES = {"F32": "float32"}
 
 
 def load_model(directory: str | Path, error: type[AmipsError] = RunError) -> Model:
-    """Read what `Model.save` wrote, checking every weight's name and shape."""
+    """Read what `Model.save` wrote, checking every weight's name, type and shape before any is read.
+
+    In the directory of a run the size and SHA-256 of its files are checked first.
+    """
     directory = Path(directory)
+    if is_run(directory) and (directory / DESCRIPTION).exists():
+        check_run(directory, error)
     described = read_json(directory / DESCRIPTION, error)
     values, about = described.get("architecture"), described.get("about", {})
     if not isinstance(values, dict) or not isinstance(about, dict):
         raise error(f"{directory / DESCRIPTION}: not a description of an architecture")
     try:
-        weights = load((directory / WEIGHTS).read_bytes())
         if values.get("kind") in AFFINE_KINDS:
-            return AffineNet(AffineArchitecture.from_json(values), weights, about)
-        return Net(Architecture.from_json(values), weights, about)
-    except (OSError, SafetensorError) as problem:
-        raise error(f"{directory / WEIGHTS} cannot be read: {problem}") from None
-    except KeyError as problem:  # how safetensors says that numpy lacks a type, such as BF16
-        raise error(f"{directory / WEIGHTS} cannot be read: weights of type {problem}") from None
+            affine = AffineArchitecture.from_json(values)
+            return AffineNet(affine, _read_weights(directory / WEIGHTS, affine_shapes(affine), error), about)
+        network = Architecture.from_json(values)
+        return Net(network, _read_weights(directory / WEIGHTS, weight_shapes(network), error), about)
     except RunError as problem:
         raise error(f"{directory}: {problem}") from None
+
+
+def _read_weights(path: Path, wanted: dict[str, tuple[int, ...]], error: type[AmipsError]) -> dict[str, Any]:
+    """The weights of a file, if they are those that are wanted, and nothing else is in it."""
+    with open_regular(path, error) as file:
+        try:
+            shapes, size = _header(file)
+            check_weights(wanted, shapes)
+            if size != os.fstat(file.fileno()).st_size:
+                raise ValueError("its size is not that of its weights")
+            file.seek(0)
+            weights: dict[str, Any] = load(file.read(size))
+        except (OSError, ValueError, SafetensorError) as problem:
+            raise error(f"{path} cannot be read: {' '.join(str(problem).split())}") from None
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise error(f"{path} is damaged: weight {name} has values that are not finite")
+    return weights
+
+
+def _header(file: BinaryIO) -> tuple[dict[str, tuple[str, tuple[int, ...]]], int]:
+    """The type and shape of each weight of a safetensors file, and how long the file must be; ValueError."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > HEADER_BYTES:
+        raise ValueError(f"a header of {length:,} bytes")
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        shapes = {name: (str(facts["dtype"]), tuple(facts["shape"])) for name, facts in header.items()}
+        ends = [int(facts["data_offsets"][1]) for facts in header.values()]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
+        raise ValueError("its header is damaged") from None
+    known = {name: (TYPES.get(dtype, dtype), shape) for name, (dtype, shape) in shapes.items()}
+    return known, 8 + length + max(ends, default=0)

@@ -1,5 +1,6 @@
 """What every trained model is: an architecture, weights, and where it comes from."""
 
+import errno
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -74,11 +75,8 @@ class Model(ABC):
     about: dict[str, Any]
 
     def __post_init__(self) -> None:
-        for name, shape in self.weight_shapes().items():
-            got = self.weights.get(name)
-            if got is None or got.shape != shape or got.dtype != np.float32:
-                actual = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
-                raise RunError(f"weight {name}: expected float32 {list(shape)}, got {actual}")
+        shapes = {name: (str(array.dtype), tuple(array.shape)) for name, array in self.weights.items()}
+        check_weights(self.weight_shapes(), shapes)
 
     @abstractmethod
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -114,6 +112,22 @@ class Model(ABC):
         """Write model.json and model.safetensors; the description goes last."""
         directory = local(directory, RunError)
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / WEIGHTS, save(dict(self.weights)))
+        data = save(dict(self.weights))
+        write_atomic(directory / WEIGHTS, data)
+        if (directory / WEIGHTS).read_bytes() != data:
+            raise OSError(errno.EIO, "what was written is not what is there", str(directory / WEIGHTS))
         described = {"architecture": self.architecture.to_json(), "about": self.about}
         write_json(directory / DESCRIPTION, described)
+
+
+def check_weights(
+    wanted: dict[str, tuple[int, ...]], present: dict[str, tuple[str, tuple[int, ...]]]
+) -> None:
+    """RunError unless the weights, each a type and a shape, are those of the architecture, all of float32."""
+    for name, shape in wanted.items():
+        if present.get(name) != ("float32", shape):
+            dtype, actual = present.get(name, ("nothing", ()))
+            got = dtype if name not in present else f"{dtype} {list(actual)}"
+            raise RunError(f"weight {name}: expected float32 {list(shape)}, got {got}")
+    if more := sorted(set(present) - set(wanted)):
+        raise RunError(f"weight {more[0]}: not a weight of this network")

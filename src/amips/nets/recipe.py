@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from amips.arguments import check_flag, check_number, check_whole, refused
 from amips.errors import RunError
+
+# Of the fields that cannot be any number from 0 on.
+BOUNDS: dict[str, dict[str, Any]] = {
+    **{name: {"least": 1} for name in ("batch", "reference_batch", "sampled_cells", "route_top")},
+    **{name: {"above": 0} for name in ("rate", "clip", "temperature", "listwise_temperature")},
+    **{name: {"least": 0, "below": 1} for name in ("warmup", "decay")},
+    "listwise": {"least": 0, "most": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -40,24 +49,15 @@ class Recipe:
     sampled_cells: int = 8  # so many for each query
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.reference_batch, self.sampled_cells, self.route_top) < 1:
-            raise RunError(
-                f"batch={self.batch}, reference_batch={self.reference_batch}, "
-                f"sampled_cells={self.sampled_cells}, route_top={self.route_top}: each must be at least 1"
-            )
-        if not min(self.temperature, self.listwise_temperature) > 0:
-            both = f"temperature={self.temperature}, listwise_temperature={self.listwise_temperature}"
-            raise RunError(f"{both}: must be positive")
-        for name in ("patience", "anchor", "score", "grad", "penalty", "key", "consist", "route_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise RunError(f"{name}={getattr(self, name)}: must not be negative")
-        if not 0 <= self.listwise <= 1:
-            raise RunError(f"listwise={self.listwise}: expected a fraction from 0 to 1")
-        if not (self.rate > 0 and 0 <= self.warmup < 1 and 0 <= self.decay < 1 and self.clip > 0):
-            raise RunError(
-                f"rate={self.rate}, warmup={self.warmup}, decay={self.decay}, clip={self.clip}: "
-                "expected rate > 0, 0 <= warmup < 1, 0 <= decay < 1, clip > 0"
-            )
+        for field in fields(self):
+            value, bounds = getattr(self, field.name), BOUNDS.get(field.name, {"least": 0})
+            if isinstance(field.default, bool):
+                value = check_flag(field.name, value, error=RunError)
+            elif isinstance(field.default, int):
+                value = check_whole(field.name, value, int(bounds["least"]), error=RunError)
+            else:
+                value = check_number(field.name, value, **bounds, error=RunError)
+            object.__setattr__(self, field.name, value)
 
     def rate_at(self, progress: float, batch: int) -> float:
         """Linear warm-up, then a cosine to 0, over progress 0..1, for the batch of all processes."""
@@ -77,11 +77,29 @@ class Recipe:
         Raises RunError if a value is not of its field's type or, with the names of all, if there is no such
         field.
         """
+        _check_names(settings)
         kinds = {field.name: type(getattr(self, field.name)) for field in fields(self)}
-        for name in settings:
-            if name not in kinds:
-                raise RunError(f"a recipe has no field {name!r}; its fields are {', '.join(kinds)}")
-        return replace(self, **{name: _read(name, value, kinds[name]) for name, value in settings.items()})
+        values = {
+            name: _parsed(name, value, kinds[name]) if isinstance(value, str) else value
+            for name, value in settings.items()
+        }
+        return replace(self, **values)
+
+    @classmethod
+    def from_json(cls, values: Any) -> "Recipe":
+        """The recipe of plain values, those left out as by default; RunError on anything else."""
+        if not isinstance(values, dict):
+            raise refused("recipe", values, "the fields of a recipe", RunError)
+        _check_names(values)
+        return cls(**values)
+
+    def differences(self) -> dict[str, Any]:
+        """The fields that are not as by default, with their values."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
 
 
 RECIPES = {
@@ -95,33 +113,32 @@ RECIPES = {
     "paper": Recipe(batch=4096, rate=1e-4, decay_warmup=False, patience=0, anchor=0.0),
 }
 PAPER_SAMPLES = 1_000_000_000
+DEFAULT_MINUTES = 1.0  # of training a router, at most: it ends when val stops improving
 
 
 def recipe_named(recipe: str | Recipe, batch: int | None = None) -> Recipe:
     """A recipe by name or as it is, with another batch if one is given."""
-    if isinstance(recipe, str):
-        if recipe not in RECIPES:
-            raise RunError(f"recipe={recipe!r}: expected one of {' '.join(RECIPES)}")
+    if isinstance(recipe, str) and recipe in RECIPES:
         recipe = RECIPES[recipe]
+    if not isinstance(recipe, Recipe):
+        raise refused("recipe", recipe, f"a Recipe or one of {', '.join(RECIPES)}", RunError)
     return recipe if batch is None else replace(recipe, batch=batch)
 
 
-def _read(name: str, value: Any, kind: type) -> Any:
-    """A value of the kind that a field has; whole numbers are numbers, and nothing else is."""
+def _check_names(settings: Mapping[str, Any]) -> None:
+    names = [field.name for field in fields(Recipe)]
+    for name in settings:
+        if name not in names:
+            raise RunError(f"a recipe has no field {name!r}; its fields are {', '.join(names)}")
+
+
+def _parsed(name: str, text: str, kind: type) -> Any:
+    """The value that a text stands for, in a field of this kind."""
     if kind is bool:
-        known = {"true": True, "false": False, True: True, False: False}
-        if isinstance(value, str | bool) and value in known:
-            return known[value]
-        raise RunError(f"{name}={value}: expected true or false")
-    what = "a whole number" if kind is int else "a number"
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RunError(f"{name}={value}: expected {what}")
+        if text not in ("true", "false"):
+            raise RunError(f"{name}={text}: expected true or false")
+        return text == "true"
     try:
-        number = kind(value)
+        return kind(text)
     except ValueError:
-        raise RunError(f"{name}={value}: expected {what}") from None
-    if kind is int and not isinstance(value, str) and number != value:
-        raise RunError(f"{name}={value}: expected {what}")
-    if not math.isfinite(number):
-        raise RunError(f"{name}={value}: expected {what}")
-    return number
+        raise RunError(f"{name}={text}: expected {'a whole number' if kind is int else 'a number'}") from None

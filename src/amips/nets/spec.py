@@ -16,10 +16,12 @@ true top key does not.
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from amips.arguments import check_choice, check_flag, check_number, check_whole, refused
 from amips.errors import RunError
 
+MOST_LAYERS = 1000  # a file may state any number, and layers are listed one by one
 SIZES = {"XS": 0.01, "S": 0.05, "M": 0.10, "L": 0.20, "XL": 0.40, "XXL": 0.50}
 
 Homogeneous = Literal["wrapper", "relu"]
@@ -43,19 +45,17 @@ class Architecture:
     nonnegative: NonNegative = "penalty"
 
     def __post_init__(self) -> None:
-        sizes = (self.d, self.c, self.width, self.depth)
-        if not all(isinstance(size, int) and size >= 1 for size in sizes):
-            raise RunError(f"d, c, width, depth = {sizes}: each is a whole number of at least 1")
+        for name in ("d", "c", "width"):
+            check_whole(name, getattr(self, name), 1, error=RunError)
+        check_whole("depth", self.depth, 1, MOST_LAYERS, error=RunError)
         rising = list(self.injected) == sorted(set(self.injected))
         if not rising or not all(0 < i < self.depth for i in self.injected):
             raise RunError(f"injected={self.injected}: expected some of 1 to {self.depth - 1}, rising")
+        check_flag("residual", self.residual, error=RunError)
         _check_activation(self.alpha, self.beta)
-        for name, value, known in (
-            ("kind", self.kind, ("support", "key")),
-            ("homogeneous", self.homogeneous, get_args(Homogeneous)),
-            ("nonnegative", self.nonnegative, get_args(NonNegative)),
-        ):
-            _check_choice(name, value, known)
+        check_choice("kind", self.kind, ("support", "key"), error=RunError)
+        check_choice("homogeneous", self.homogeneous, Homogeneous, error=RunError)
+        check_choice("nonnegative", self.nonnegative, NonNegative, error=RunError)
 
     @property
     def outputs(self) -> int:
@@ -140,23 +140,29 @@ class _Spec:
     kind: Literal["support", "key"] = field(default="support", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.depth, int) or self.depth < 1:
-            raise RunError(f"depth={self.depth}: a network has a whole number of hidden layers, at least 1")
-        if self.width is not None and self.width < 1:
-            raise RunError(f"width={self.width}: a layer has at least 1 unit")
-        _check_activation(self.alpha, self.beta)
+        values: dict[str, Any] = {
+            "depth": check_whole("depth", self.depth, 1, MOST_LAYERS, error=RunError),
+            "residual": check_flag("residual", self.residual, error=RunError),
+        }
+        values["alpha"], values["beta"] = _check_activation(self.alpha, self.beta)
+        if self.width is not None:
+            values["width"] = check_whole("width", self.width, 1, error=RunError)
+        if not isinstance(self.size, str):
+            what = f"one of {', '.join(SIZES)}, or a fraction of n d"
+            values["size"] = check_number("size", self.size, above=0, most=1, what=what, error=RunError)
         self.fraction()
-        injected_layers(self.inject, self.depth)
+        injected_layers(self.inject, values["depth"])
+        values["inject"] = self.inject if isinstance(self.inject, str) else int(self.inject)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def fraction(self) -> float:
         """rho, the share of n d that the parameters may take."""
         if isinstance(self.size, str):
             if self.size.upper() not in SIZES:
-                raise RunError(f"size={self.size!r}: expected one of {' '.join(SIZES)} or a fraction of n d")
+                raise refused("size", self.size, f"one of {', '.join(SIZES)}, or a fraction of n d", RunError)
             return SIZES[self.size.upper()]
-        if not 0 < self.size <= 1:
-            raise RunError(f"size={self.size}: a fraction of n d lies between 0 and 1")
-        return float(self.size)
+        return self.size
 
     def architecture(self, n: int, d: int, c: int) -> Architecture:
         """This network for n keys of dimension d in c cells."""
@@ -189,8 +195,8 @@ class SupportNet(_Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_choice("homogeneous", self.homogeneous, get_args(Homogeneous))
-        _check_choice("nonnegative", self.nonnegative, get_args(NonNegative))
+        check_choice("homogeneous", self.homogeneous, Homogeneous, error=RunError)
+        check_choice("nonnegative", self.nonnegative, NonNegative, error=RunError)
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,10 @@ class KeyNet(_Spec):
     mapper: bool = False
     kind: Literal["support", "key"] = field(default="key", init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "mapper", check_flag("mapper", self.mapper, error=RunError))
+
     def architecture(self, n: int, d: int, c: int) -> Architecture:
         """This network for n keys of dimension d in c cells."""
         return super().architecture(n, d, 1 if self.mapper else c)
@@ -217,18 +227,14 @@ def injected_layers(inject: int | str, depth: int) -> tuple[int, ...]:
     A count n_x is spread evenly and always includes the last layer; "every r" means r, 2r, ...; "all"
     means every one.
     """
-    if inject == "all":
-        return tuple(range(1, depth))
     if isinstance(inject, str):
+        if inject == "all":
+            return tuple(range(1, depth))
         word, _, number = inject.partition(" ")
         if word != "every" or not number.isdecimal() or int(number) < 1:
             raise RunError(f"inject={inject!r}: expected a count, 'all' or 'every R' (R layers apart)")
         return tuple(range(int(number), depth, int(number)))
-    if not isinstance(inject, int) or not 0 <= inject <= depth - 1:
-        raise RunError(
-            f"inject={inject}: with depth {depth}, a whole number from 0 to {depth - 1} of layers "
-            "can see the input again"
-        )
+    inject = check_whole("inject", inject, 0, depth - 1, error=RunError)
     return tuple((i + 1) * (depth - 1) // inject for i in range(inject))
 
 
@@ -240,11 +246,8 @@ def hidden_width(budget: float, d: int, depth: int, injections: int) -> int:
     return max(1, round((math.sqrt(D * D + 4 * (depth - 1) * budget) - D) / (2 * (depth - 1))))
 
 
-def _check_activation(alpha: float, beta: float) -> None:
-    if not (0 <= alpha <= 1 and beta > 0):
-        raise RunError(f"alpha={alpha}, beta={beta}: expected 0 <= alpha <= 1 and beta > 0")
-
-
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise RunError(f"{name}={value!r}: expected one of {' '.join(known)}")
+def _check_activation(alpha: Any, beta: Any) -> tuple[float, float]:
+    return (
+        check_number("alpha", alpha, least=0, most=1, error=RunError),
+        check_number("beta", beta, above=0, infinite=True, error=RunError),
+    )

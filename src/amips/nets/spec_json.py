@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+from amips.arguments import check_choice, refused
 from amips.errors import RunError
 from amips.nets.affine import AffineArchitecture, Linear, MaxAffine
 from amips.nets.model import Model
@@ -17,25 +18,19 @@ def spec_to_json(spec: Linear | MaxAffine | SupportNet | KeyNet) -> dict[str, An
     return {name: "inf" if value == float("inf") else value for name, value in values.items()}
 
 
-def spec_from_json(values: dict[str, Any]) -> Linear | MaxAffine | SupportNet | KeyNet:
+def spec_from_json(values: Any) -> Linear | MaxAffine | SupportNet | KeyNet:
     """The inverse of `spec_to_json`; raises RunError on anything else."""
-    known = dict(values)
-    kind = known.pop("kind", None)
-    if kind not in SPECS:
-        raise RunError(f"kind={kind!r}: expected one of {', '.join(SPECS)}")
-    if known.get("beta") == "inf":
-        known["beta"] = float("inf")
+    if not isinstance(values, dict):
+        raise refused("network", values, "a kind and its fields", RunError)
+    settings = dict(values)
+    kind = check_choice("kind", settings.pop("kind", None), tuple(SPECS), error=RunError)
+    if settings.get("beta") == "inf":
+        settings["beta"] = float("inf")
     names = network_fields(kind)
-    for name, value in known.items():
+    for name in settings:
         if name not in names:
             raise RunError(f"a {kind} network has no field {name!r}; its fields are {', '.join(names)}")
-        if isinstance(names[name], bool) != isinstance(value, bool):
-            expected = "true or false" if isinstance(names[name], bool) else "a number or a word"
-            raise RunError(f"{name}={value!r}: expected {expected}")
-    try:
-        spec: Linear | MaxAffine | SupportNet | KeyNet = SPECS[kind](**known)
-    except TypeError as problem:
-        raise RunError(f"not a description of a router: {problem}") from None
+    spec: Linear | MaxAffine | SupportNet | KeyNet = SPECS[kind](**settings)
     return spec
 
 

@@ -1,27 +1,43 @@
 """Learned search: the object a user holds, what is known of its recall, and the bundle it is saved in."""
 
-from amips.routers import Probing, RoutingEstimate
 from amips.search.bundle import load, save
 from amips.search.bundle_directory import check_bundle_place, read_bundle
+from amips.search.effort import effort_for
 from amips.search.inputs import check_labels, checked_k, checked_probes, checked_queries
 from amips.search.measuring import calibrated, estimate_routing, measure, measure_masses
-from amips.search.points import TOP, Point, ladder, mass_bounds, point_for, recalls
-from amips.search.report import Report
+from amips.search.points import Point, assured_recalls, ladder, mass_bounds, point_for, recalls
+from amips.search.report import Objective, Report, Row, Trial, cost_in_words
 from amips.search.searcher import DROP_IN_CANDIDATES, Cost, Searcher
+from amips.search.signatures import (
+    TEXT_FOLDER,
+    TEXT_FORMAT,
+    TEXT_KIND,
+    TEXT_MANIFEST,
+    Verified,
+    read_text_manifest,
+    sign,
+    verify,
+)
 from amips.search.spill import checked_second, first_of, ranked, second_cells
 from amips.search.wrapped import WrappedIndex
 from amips.search.wrapping import wrap
 
 __all__ = [
     "DROP_IN_CANDIDATES",
-    "TOP",
+    "TEXT_FOLDER",
+    "TEXT_FORMAT",
+    "TEXT_KIND",
+    "TEXT_MANIFEST",
     "Cost",
+    "Objective",
     "Point",
-    "Probing",
     "Report",
-    "RoutingEstimate",
+    "Row",
     "Searcher",
+    "Trial",
+    "Verified",
     "WrappedIndex",
+    "assured_recalls",
     "calibrated",
     "check_bundle_place",
     "check_labels",
@@ -29,6 +45,8 @@ __all__ = [
     "checked_probes",
     "checked_queries",
     "checked_second",
+    "cost_in_words",
+    "effort_for",
     "estimate_routing",
     "first_of",
     "ladder",
@@ -39,8 +57,11 @@ __all__ = [
     "point_for",
     "ranked",
     "read_bundle",
+    "read_text_manifest",
     "recalls",
     "save",
     "second_cells",
+    "sign",
+    "verify",
     "wrap",
 ]

@@ -3,21 +3,29 @@
     bundle/
       manifest.json            what is here: versions, sizes, SHA-256, fingerprint, operating points
       data-<id>/
-        index.faiss [, keys.npy] [, lean.npz] [, second.npy] [, labels.npy] [, model.json, model.safetensors]
+        sizes.npy, entries.npy, codes.npy, centroids.npy      the keys by cell, see `amips.index.cell_files`
+        [, codebook.npy, keys.npy] [, projection.npy] [, second.npy] [, labels.npy]
+        [, model.json, model.safetensors]
 
 `amips.search.bundle_directory` says how it is replaced in one step. What `WrappedIndex.save` writes is a
 bundle, too, without the index: `load` takes that from elsewhere.
 """
 
+import re
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from amips.design import Design
+from amips.arguments import check_choice, check_flag, check_path, check_whole
+from amips.design import Design, Storage
 from amips.errors import AmipsError, BundleError, RunError
-from amips.index import BESIDE, INDEX, SECOND, FaissCellStore, read_array
+from amips.index import FILES, SECOND, FaissCellStore, read_array
 from amips.nets import DESCRIPTION, WEIGHTS, Model, load_model
+from amips.npy import save_npy
 from amips.routers import check_fits
 from amips.search.bundle_directory import (
     MANIFEST,
@@ -28,30 +36,30 @@ from amips.search.bundle_directory import (
 )
 from amips.search.points import Point
 from amips.search.report import Report
+from amips.search.routing_kind import MODEL, ROUTINGS, own_router, routing_of, stated_targets
 from amips.search.searcher import Searcher
 from amips.search.wrapped import OUTSIDE, WrappedIndex
 from amips.search.wrapping import open_wrapped
+from amips.signing import Trusted
 from amips.vectors import inspect, open_vectors
 
 LABELS = "labels.npy"
+MOST = 1 << 48  # keys, dimensions and cells
+FINGERPRINT = re.compile(r"([0-9a-f]{64})?")
 
 
 def save(searcher: Searcher, out: str | Path) -> None:
-    """Write a bundle, or replace one."""
+    """Write a bundle, or replace one; a router of your own is not in it: `load` takes it as `model`."""
     check_bundle_place(out)
-    if searcher.model is not None and not isinstance(searcher.model, Model):
-        raise BundleError(
-            "a router of your own cannot be saved: save with_model(None), and bring it again after loading"
-        )
     replace_bundle(out, lambda data: _write(searcher, data))
 
 
 def _write(searcher: Searcher, data: Path) -> tuple[dict[str, Any], list[str]]:
     files = searcher.store.save(data)
     if searcher.labels is not None:
-        np.save(data / LABELS, searcher.labels)
+        save_npy(data / LABELS, searcher.labels)
         files.append(LABELS)
-    if searcher.model is not None:
+    if isinstance(searcher.model, Model):
         searcher.model.save(data)
         files += [DESCRIPTION, WEIGHTS]
     fields = {
@@ -59,6 +67,7 @@ def _write(searcher: Searcher, data: Path) -> tuple[dict[str, Any], list[str]]:
         "d": searcher.d,
         "c": searcher.c,
         "storage": searcher.store.storage,
+        "router": routing_of(searcher.model),
         "keys": searcher.fingerprint,
         "temperature": searcher.temperature,
         "points": [point.to_json() for point in searcher.points],
@@ -71,18 +80,39 @@ def _write(searcher: Searcher, data: Path) -> tuple[dict[str, Any], list[str]]:
 
 @overload
 def load(
-    path: str | Path, *, index: None = None, keys: Any = None, mmap: bool = False, verify: bool = True
+    path: str | Path,
+    *,
+    index: None = None,
+    model: Any = None,
+    keys: Any = None,
+    mmap: bool = False,
+    verify: bool = True,
+    trusted: Trusted | None = None,
 ) -> Searcher: ...
 
 
 @overload
 def load(
-    path: str | Path, *, index: Any, keys: Any = None, mmap: bool = False, verify: bool = True
+    path: str | Path,
+    *,
+    index: Any,
+    model: Any = None,
+    keys: Any = None,
+    mmap: bool = False,
+    verify: bool = True,
+    trusted: Trusted | None = None,
 ) -> WrappedIndex: ...
 
 
 def load(
-    path: str | Path, *, index: Any = None, keys: Any = None, mmap: bool = False, verify: bool = True
+    path: str | Path,
+    *,
+    index: Any = None,
+    model: Any = None,
+    keys: Any = None,
+    mmap: bool = False,
+    verify: bool = True,
+    trusted: Trusted | None = None,
 ) -> Searcher | WrappedIndex:
     """Open a bundle.
 
@@ -90,14 +120,21 @@ def load(
         path: the bundle directory.
         index: for a bundle that `wrap(...).save` wrote, the FAISS index that it routes, or its file.
         keys: the keys it is expected to hold, an array or a file: others are an error.
-        mmap: leave the keys on disk, mapped into memory as they are needed.
-        verify: check the SHA-256 of every file before it is read. Sizes are always checked.
+        model: for a bundle of an index with a router of your own, that router: it is not in the bundle.
+        mmap: leave the float32 keys on disk, mapped into memory as they are needed; otherwise all is read.
+            The files must then stay as they are: one that is cut short while it is mapped ends the process.
+        verify: check the SHA-256 of every file before it is read. All else is always checked, but for NaN and
+            infinite values in keys that are left on disk.
+        trusted: public keys, one or several, each a file or PEM as bytes: a bundle that none of them signed
+            is an error (`amips sign`), and every file is verified.
     """
-    path = Path(path)
+    path = check_path("path", path, error=BundleError)
+    mmap = check_flag("mmap", mmap, error=BundleError)
+    verify = check_flag("verify", verify, error=BundleError)
     while True:
         before = bundle_stamp(path)
         try:
-            return _read(path, index, keys, mmap, verify)
+            return _read(path, index, model, keys, mmap, verify or trusted is not None, trusted)
         except (BundleError, FileNotFoundError) as problem:
             if bundle_stamp(path) != before:
                 continue  # it was replaced while it was being read, and its old files are gone
@@ -106,44 +143,84 @@ def load(
             raise BundleError(f"{problem.filename} is missing") from None
 
 
-def _read(path: Path, index: Any, keys: Any, mmap: bool, verify: bool) -> Searcher | WrappedIndex:
-    manifest, data, listed = read_bundle(path, verify)
+def _read(
+    path: Path, index: Any, router: Any, keys: Any, mmap: bool, verify: bool, trusted: Trusted | None
+) -> Searcher | WrappedIndex:
+    manifest, data, listed = read_bundle(path, verify, trusted)
     if manifest.get("storage") == OUTSIDE:
-        return open_wrapped(path, manifest, data, listed, index)
+        return open_wrapped(path, manifest, data, listed, index, router)
     if index is not None:
         raise BundleError(f"{path} holds an index of its own: load it without index=")
-    try:
-        points = [Point(**point) for point in manifest["points"]]
-        n, d, c, storage = (manifest[name] for name in ("n", "d", "c", "storage"))
-        fingerprint, temperature = str(manifest["keys"]), float(manifest["temperature"])
-        stated, target = manifest["design"], manifest["target_recall"]
-        design = None if stated is None else Design.from_json(stated)
-        target = None if target is None else float(target)
-        report = None if manifest["report"] is None else Report.from_json(manifest["report"])
-    except (KeyError, TypeError, ValueError, AmipsError) as problem:
-        raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
-    for needed in [INDEX, *BESIDE.get(storage, [])]:
+    stated = _stated(path, manifest)
+    for needed in [*FILES[stated.storage], *([DESCRIPTION, WEIGHTS] if stated.router == MODEL else [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
-    store = FaissCellStore.load(data, storage, mmap, SECOND in listed)
+    own = own_router(path, stated.router, router)
+    store = FaissCellStore.load(data, stated.storage, mmap, SECOND in listed, finite=verify)
+    n, d, c = stated.shape
     shape = (store.n, store.d, len(store.sizes))
-    if shape != (n, d, c):
+    if shape != stated.shape:
         raise BundleError(
-            f"{data / INDEX} holds {shape[0]} keys of dimension {shape[1]} in {shape[2]} cells, "
+            f"{data} holds {shape[0]} keys of dimension {shape[1]} in {shape[2]} cells, "
             f"expected {n} of dimension {d} in {c}"
         )
-    model = load_model(data, BundleError) if WEIGHTS in listed else None
-    if model is not None and (model.d != d or model.c not in (1, c)):
+    model = load_model(data, BundleError) if stated.router == MODEL else own
+    if isinstance(model, Model) and (model.d != d or model.c not in (1, c)):
         raise BundleError(
             f"{data / DESCRIPTION}: a model for d = {model.d}, c = {model.c}; expected {d}, {c}"
         )
-    if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != fingerprint:
+    if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != stated.fingerprint:
         raise BundleError(f"{path} holds other keys than those given")
-    labels = read_array(data / LABELS, (n,), "iU") if LABELS in listed else None
-    searcher = Searcher(store, model, points, labels, fingerprint, temperature, target, design, report)
-    if model is not None:
-        try:
-            check_fits(model, fingerprint, searcher.cells_fingerprint)
-        except RunError as problem:
-            raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
+    labels = _read_labels(data / LABELS, n) if LABELS in listed else None
+    searcher = Searcher(store, model, stated.points, labels, stated.fingerprint, **stated.measured)
+    try:
+        check_fits(model, stated.fingerprint, searcher.cells_fingerprint if model is not None else "")
+    except RunError as problem:
+        raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
     return searcher
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """What a manifest says, each value checked."""
+
+    shape: tuple[int, int, int]  # n, d, c
+    storage: Storage
+    router: str
+    fingerprint: str
+    points: list[Point]
+    measured: dict[str, Any]  # by the names of `Searcher`
+
+
+def _stated(path: Path, manifest: dict[str, Any]) -> _Stated:
+    try:
+        n, d, c = (check_whole(name, manifest[name], 1, MOST, error=BundleError) for name in ("n", "d", "c"))
+        storage = check_choice("storage", manifest["storage"], Storage, error=BundleError)
+        router = check_choice("router", manifest["router"], ROUTINGS, error=BundleError)
+        fingerprint = manifest["keys"]
+        if not isinstance(fingerprint, str) or not FINGERPRINT.fullmatch(fingerprint):
+            raise BundleError("the fingerprint of the keys is none")
+        design, report = manifest["design"], manifest["report"]
+        measured = {
+            **stated_targets(manifest),
+            "design": None if design is None else Design.from_json(design),
+            "report": None if report is None else Report.from_json(report),
+        }
+        points = [Point.from_json(point) for point in manifest["points"]]
+        if storage == "flat" and any(point.refine is not None for point in points):
+            raise BundleError("an operating point has candidates of codes, and there are no codes")
+    except (KeyError, TypeError, ValueError, AttributeError, AmipsError) as problem:
+        raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
+    return _Stated((n, d, c), storage, router, fingerprint, points, measured)
+
+
+def _read_labels(path: Path, n: int) -> NDArray[Any]:
+    """Ids of keys: whole numbers, or strings of characters that there are."""
+    labels = read_array(path, None, (n,))
+    if labels.dtype != np.int64 and (labels.dtype.kind != "U" or not labels.dtype.isnative):
+        raise BundleError(f"{path} is damaged: {labels.dtype}, expected int64 or strings")
+    if labels.dtype.kind == "U" and labels.dtype.itemsize:
+        points = labels.view(np.uint32)
+        if points.max() > sys.maxunicode or ((points >= 0xD800) & (points <= 0xDFFF)).any():
+            raise BundleError(f"{path} is damaged: it has characters that do not exist")
+    return labels

@@ -9,8 +9,6 @@ rename. Before that moment the old bundle is whole, after it the new one is; wha
 other is removed.
 """
 
-import hashlib
-import json
 import re
 import shutil
 import uuid
@@ -29,12 +27,16 @@ from amips.files import (
     read_manifest,
     write_manifest,
 )
+from amips.signing import SIGNATURE, Trusted, approval
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 LOCK = ".lock"
+DATA = re.compile(r"data-[0-9a-f]{12}")
+FILE = re.compile(r"[a-z]+\.(npy|json|safetensors)")  # what may be in it
 OWN = re.compile(
-    rf"data-[0-9a-f]{{12}}|\.{re.escape(MANIFEST)}\.\d+\.tmp|\.lock"
+    rf"{DATA.pattern}|\.({re.escape(MANIFEST)}|{re.escape(SIGNATURE)})\.\d+\.tmp|\.lock"
+    rf"|{re.escape(SIGNATURE)}"  # of the manifest before
 )  # what a save may leave behind
 
 
@@ -51,10 +53,12 @@ def replace_bundle(out: str | Path, write: Callable[[Path], tuple[dict[str, Any]
         data = out / f"data-{uuid.uuid4().hex[:12]}"
         try:
             _write(out, data, write)
-        except BaseException:
+        except BaseException as problem:
             # The last step can fail after its rename: what the manifest names stays.
             if not (out / MANIFEST).exists() or data.name not in (out / MANIFEST).read_text():
                 shutil.rmtree(data, ignore_errors=True)
+            if isinstance(problem, OSError):
+                raise BundleError(f"{out} cannot be written: {problem.strerror or problem}") from None
             raise
         for left in out.iterdir():
             if left != data and OWN.fullmatch(left.name) and left.name != LOCK:
@@ -72,7 +76,6 @@ def _write(out: Path, data: Path, write: Callable[[Path], tuple[dict[str, Any], 
         **stated,
     }
     fsync_directory(data)  # its names must be on disk before the manifest that relies on them
-    fields["sha256"] = _digest(fields)
     write_manifest(out, MANIFEST, fields, [f"{data.name}/{file}" for file in files])
 
 
@@ -84,22 +87,28 @@ def check_bundle_place(out: str | Path) -> Path:
     return out
 
 
-def _digest(fields: dict[str, Any]) -> str:
-    """SHA-256 of the manifest's own fields; those of the files are checked against the files."""
-    own = {name: value for name, value in fields.items() if name not in ("files", "sha256")}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+def read_bundle(
+    path: Path, verify: bool, trusted: Trusted | None = None
+) -> tuple[dict[str, Any], Path, set[str]]:
+    """The manifest, checked against itself and the files; the data directory; the names of its files.
 
-
-def read_bundle(path: Path, verify: bool) -> tuple[dict[str, Any], Path, set[str]]:
-    """The manifest, checked against itself and the files; the data directory; the names of its files."""
-    manifest = read_manifest(path, MANIFEST, "bundle", FORMAT, BundleError, verify)
-    if manifest.get("sha256") != _digest(manifest):
-        raise BundleError(f"{path / MANIFEST} does not have the SHA-256 that it states: it has changed")
-    try:
-        data = path / str(manifest["data"])
-    except KeyError as problem:
-        raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
-    return manifest, data, {Path(f).name for f in manifest["files"] if Path(f).parent == Path(data.name)}
+    With `trusted`, a manifest that none of these keys signed is an error, and every file is verified.
+    """
+    approve = approval(path, MANIFEST, trusted, BundleError)
+    verify = verify or trusted is not None
+    manifest = read_manifest(path, MANIFEST, "bundle", FORMAT, BundleError, verify, approve)
+    name = manifest.get("data")
+    if not isinstance(name, str) or not DATA.fullmatch(name):
+        raise BundleError(f"{path / MANIFEST} is damaged: data={name!r}, expected data-<12 digits>")
+    data, listed = path / name, set()
+    for file in manifest["files"]:
+        folder, _, plain = str(file).partition("/")
+        if folder != name or not FILE.fullmatch(plain):
+            raise BundleError(f"{path / MANIFEST} is damaged: {file!r} is not the name of a file in {name}")
+        if data.is_symlink() or (data / plain).is_symlink():
+            raise BundleError(f"{path / file} is a link; replace it by the file itself")
+        listed.add(plain)
+    return manifest, data, listed
 
 
 def bundle_stamp(path: Path) -> tuple[int, int] | None:

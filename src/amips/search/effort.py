@@ -1,5 +1,8 @@
 """How much of an index a search looks at: the one rule for `recall`, `probes` and `min_mass`."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 from amips.errors import AmipsError
@@ -10,7 +13,7 @@ class Measured(Protocol):
     """What is known of an index that searches."""
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> Sequence[Point]:
         """Recall and cost on held-out queries, by effort."""
         ...
 
@@ -25,10 +28,28 @@ class Measured(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Effort:
+    """A number of probes (one, or [m]), or a bound on the mass; and how many candidates codes are asked for.
+
+    `refine` None leaves that to the index; 0 scores every key itself.
+    """
+
+    probes: Any = None
+    min_mass: float | None = None
+    refine: int | None = None
+
+
 def effort_for(
-    index: Measured, probes: Any, recall: float | None, min_mass: float | None, k: int, default: Any = None
-) -> tuple[Any, float | None]:
-    """(probes, None), or (None, the bound on the mass), for what was asked; AmipsError if that cannot be.
+    index: Measured,
+    probes: Any,
+    recall: float | None,
+    min_mass: float | None,
+    k: int,
+    best_effort: bool = False,
+    default: Any = None,
+) -> Effort:
+    """The effort for what was asked; AmipsError if that cannot be.
 
     `default` is the number of probes where nothing was asked and nothing was measured.
     """
@@ -40,14 +61,17 @@ def effort_for(
         if recall is None:
             if default is None:
                 raise AmipsError("nothing was measured on this index: give probes")
-            return default, None
+            return Effort(default)
+    if probes is not None:
+        return Effort(probes)
+    refine = None
     if recall is not None:
-        point = point_for(index.points, recall, k)
-        probes, min_mass = (None, point.min_mass) if point.min_mass else (point.probes, None)
-    if min_mass is None:
-        return probes, None
-    if not 0 < min_mass <= 1:
-        raise AmipsError(f"min_mass={min_mass}: expected a share of the top keys, above 0 and up to 1")
+        point = point_for(index.points, recall, k, best_effort)
+        if not point.min_mass:
+            return Effort(point.probes, refine=point.refine)
+        min_mass, refine = point.min_mass, point.refine
+    if isinstance(min_mass, bool) or not isinstance(min_mass, Real) or not 0 < min_mass <= 1:
+        raise AmipsError(f"min_mass={min_mass!r}: expected a share of the top keys, above 0 and up to 1")
     if not index.temperature > 0:
         raise AmipsError("this index does not know what mass a cell holds: give probes")
-    return None, min_mass
+    return Effort(None, float(min_mass), refine)

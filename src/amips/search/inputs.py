@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import AmipsError, VectorError
-from amips.vectors import Floats, read_ids
+from amips.vectors import Floats, read_ids, unit_rows
 
 Ids = NDArray[np.int64]
 
@@ -37,6 +37,33 @@ def checked_queries(x: Any, d: int, on_bad: str = "error") -> tuple[Floats, NDAr
             raise VectorError(f'query {row} is not finite; repair it, or pass on_bad="skip"')
         array = np.where(bad[:, None], np.float32(0), array)
     return array, bad
+
+
+def split_norms(x: Floats) -> tuple[Floats, Floats, NDArray[np.int32] | None]:
+    """Queries [m, d] as (u, v, e): u = x / ||x||, v = x / 2^e of a norm near 1; e is None if all are 0.
+
+    Which keys are best for a query does not depend on its norm, so cells are chosen with u, and a threshold
+    on their scores means the same for every query. Keys are scored with v: a power of two takes no digit from
+    a float, so <x, y> = 2^e <v, y> to the last bit, and neither huge nor tiny queries leave the range of
+    float32.
+    """
+    if len(x) == 1:  # one query: the calls are what costs, so as few as can be
+        square = float(np.vdot(x, x))
+        if 0.5 < square < 2.0:
+            return x * np.float32(square**-0.5), x, None
+    u, norms = unit_rows(x)
+    exponents = np.rint(np.log2(np.where(norms > 0, norms, 1))).astype(np.int32)
+    if not exponents.any():
+        return u, x, None
+    return u, np.ldexp(x, -exponents[:, None]), exponents
+
+
+def restore_norms(scores: Floats, exponents: NDArray[np.int32] | None) -> Floats:
+    """Scores [m, k] of v = x / 2^e as those of x; infinite where that is beyond float32."""
+    if exponents is None:
+        return scores
+    with np.errstate(over="ignore"):
+        return np.ldexp(scores, exponents[:, None])
 
 
 def checked_k(k: Any) -> int:

@@ -5,15 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from amips.index import FaissCellStore
+from amips.metrics import TOP
 from amips.routers import Probing, RoutingEstimate
-from amips.search.points import TOP, Point, ladder, mass_bounds
+from amips.search.effort import Effort
+from amips.search.points import Point, assured_recalls, ladder, mass_bounds
 from amips.search.searcher import Searcher
 from amips.task import Split
 
-# A ladder ends where nearly all top keys are found, or a third of the keys is scanned: beyond, exact search
-# is faster.
-NEARLY_ALL, MOST_SCANNED = 0.999, 0.3
+# A ladder ends where nearly all top keys are found, or nearly all keys are scanned.
+NEARLY_ALL, MOST_SCANNED = 0.999, 0.9
 STEPS = 5  # that the step of the ladder at the target is divided into
+WIDER = (40, 160)  # candidates for each result, where codes lose more with fewer than
+LOSS = 0.001  # ... this share of the top keys that were scanned
 
 
 def calibrated(searcher: Searcher, split: Split, target_recall: float) -> Searcher:
@@ -25,28 +29,37 @@ def calibrated(searcher: Searcher, split: Split, target_recall: float) -> Search
     if searcher.design is None or searcher.design.stop == "mass":
         by_mass = measure_masses(known, split)
         points += by_mass + measure_masses(known, split, _between(by_mass, target_recall))
+    if isinstance(searcher.store, FaissCellStore) and searcher.store.storage != "flat":
+        points += [*_wider(known, split, points), _every_key(known)]
     return replace(known, points=points)
 
 
-def measure(searcher: Searcher, split: Split, probes: list[int] | None = None) -> list[Point]:
+def measure(
+    searcher: Searcher, split: Split, probes: list[int] | None = None, refine: int | None = None
+) -> list[Point]:
     """Recall and cost on a split for numbers of probes, by default a ladder of them.
 
-    Codes are searched for real. Of float32 keys the recall follows from which cells are probed.
+    Codes are searched for real, with `refine` candidates for each result. Of float32 keys the recall follows
+    from which cells are probed.
     """
     routing, points = estimate_routing(searcher, split), list[Point]()
     for count in probes or ladder(searcher.c):
-        points.append(_point(searcher, split, routing.at_probes(min(count, searcher.c)), count))
-        if probes is None and searcher.store.storage != "flat" and points[-1].scanned >= MOST_SCANNED:
+        point = _point(searcher, split, routing.at_probes(min(count, searcher.c)), count, refine=refine)
+        points.append(point)
+        enough = point.recall10 >= NEARLY_ALL or point.scanned >= MOST_SCANNED
+        if probes is None and searcher.store.storage != "flat" and enough:
             break
     return points
 
 
-def measure_masses(searcher: Searcher, split: Split, bounds: list[float] | None = None) -> list[Point]:
+def measure_masses(
+    searcher: Searcher, split: Split, bounds: list[float] | None = None, refine: int | None = None
+) -> list[Point]:
     """The same for bounds on the mass, by default a ladder down to where nearly all top keys are found."""
     routing = replace(estimate_routing(searcher, split), known_temperature=searcher.temperature)
     points: list[Point] = []
     for min_mass in mass_bounds() if bounds is None else bounds:
-        points.append(_point(searcher, split, routing.at_mass(min_mass), None, min_mass))
+        points.append(_point(searcher, split, routing.at_mass(min_mass), None, min_mass, refine))
         enough = points[-1].recall10 >= NEARLY_ALL or points[-1].scanned >= MOST_SCANNED
         if bounds is None and enough:
             break
@@ -58,11 +71,37 @@ def _between(points: list[Point], recall: float) -> list[float]:
 
     A step of the ladder costs up to half as much again as the one before; what is asked for most should not.
     """
-    reached = next((i for i, point in enumerate(points) if point.recall10 >= recall), 0)
+    reached = next((i for i, point in enumerate(points) if point.recall_assured(TOP) >= recall), 0)
     if reached == 0:
         return []
     loose, tight = points[reached - 1].min_mass, points[reached].min_mass
     return [loose * (tight / loose) ** (step / STEPS) for step in range(1, STEPS)]
+
+
+def _wider(searcher: Searcher, split: Split, points: list[Point]) -> list[Point]:
+    """Points with more candidates, where codes lose top keys that were scanned, up to nearly all of them."""
+    routing = replace(estimate_routing(searcher, split), known_temperature=searcher.temperature)
+    masses = sorted((point for point in points if point.min_mass), key=lambda point: -point.min_mass)
+    last = masses or points  # of the stopping rule that is used
+    wide: list[Point] = []
+    for refine in WIDER:
+        widened: list[Point] = []
+        for point in last:
+            probing = routing.at_mass(point.min_mass) if masses else routing.at_probes(point.probes)
+            if probing.recall - point.recall10 <= LOSS:
+                continue
+            probes, min_mass = (None, point.min_mass) if masses else (point.probes, None)
+            widened.append(_point(searcher, split, probing, probes, min_mass, refine))
+            if widened[-1].recall10 >= NEARLY_ALL:
+                break
+        wide, last = wide + widened, widened
+    return wide
+
+
+def _every_key(searcher: Searcher) -> Point:
+    """Scoring every key itself: nothing is missed, whichever query asks."""
+    n, d = searcher.n, searcher.d
+    return Point(searcher.c, 1.0, 1.0, 1.0, 2.0 * n * d, refine=0, assured=(1.0,) * TOP)
 
 
 def estimate_routing(searcher: Searcher, split: Split) -> RoutingEstimate:
@@ -72,15 +111,22 @@ def estimate_routing(searcher: Searcher, split: Split) -> RoutingEstimate:
 
 
 def _point(
-    searcher: Searcher, split: Split, probing: Probing, probes: int | None, min_mass: float | None = None
+    searcher: Searcher,
+    split: Split,
+    probing: Probing,
+    probes: int | None,
+    min_mass: float | None = None,
+    refine: int | None = None,
 ) -> Point:
-    hits = probing.hits
+    hits, every_cell = probing.hits, bool((probing.probes == searcher.c).all())
     if searcher.store.storage != "flat":
         unlabelled = replace(searcher, labels=None)  # the split knows keys by number, not by label
         top = np.asarray(split.top_ids)[:, :TOP]
-        ids = unlabelled.search(np.asarray(split.queries), TOP, probes=probes, min_mass=min_mass)[1]
+        effort = Effort(probes, min_mass, refine)
+        ids = unlabelled.search_with(np.asarray(split.queries), TOP, effort)[1]
         hits = (top[:, :, None] == ids[:, None, :]).any(axis=2)
-    scan = searcher.store.scan_flops(probing.scanned, TOP)
+        every_cell = False
+    scan = searcher.store_for(refine).scan_flops(probing.scanned, TOP)
     return Point(
         math.ceil(probing.probes.mean()),
         float(hits[:, 0].mean()),
@@ -88,4 +134,7 @@ def _point(
         float(probing.scanned.mean() / searcher.n),
         float(searcher.router.flops + scan.mean()),
         min_mass or 0.0,
+        refine,
+        # Scanning every float32 key misses nothing, whichever query asks.
+        (1.0,) * hits.shape[1] if every_cell and probes else assured_recalls(hits),
     )

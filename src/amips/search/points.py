@@ -1,20 +1,28 @@
 """Operating points: what recall and cost a number of probes gives, measured on held-out queries."""
 
+import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.errors import BundleError
+from amips.errors import AmipsError
+from amips.metrics import TOP, assured_mean
 
-TOP = 10  # the true top keys whose recall is measured
+MOST_REFINE = 1 << 16  # candidates for each result that a file may ask for
 
 
 @dataclass(frozen=True)
 class Point:
-    """Mean figures on held-out queries for one number of probes, or for one bound on the mass."""
+    """What a search gives at one effort: mean figures on held-out queries, and what can be relied on.
+
+    The effort is a number of probes, or a bound on the mass, and how many candidates codes are asked for.
+    """
 
     probes: int  # with a bound on the mass: the mean, rounded up
     recall1: float
@@ -22,19 +30,42 @@ class Point:
     scanned: float  # share of the keys, those in two cells counted twice
     flops: float  # routing and scan, for each query
     min_mass: float = 0.0  # 0: every query probes the same number of cells
+    refine: int | None = None  # candidates of codes for each result; 0: no codes, every key itself is scored
+    assured: tuple[float, ...] = ()  # of the top 1, 2, ...: the recall that new queries have, 95 % sure
+
+    def recall_assured(self, k: int) -> float:
+        """The recall of the top k that can be relied on; the mean where its uncertainty is not known."""
+        if not self.assured:
+            return self.recall1 if k == 1 else self.recall10
+        return self.assured[min(k, len(self.assured)) - 1]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Point":
+        """What `to_json` gave; ValueError or TypeError if it did not."""
+        point = cls(**{**fields, "assured": tuple(fields.get("assured", ()))})
+        shares = (point.recall1, point.recall10, point.min_mass, *point.assured)
+        numbers = (*shares, point.scanned, point.flops)
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
+            raise ValueError("an operating point has a figure that is not a finite number")
+        if not all(0 <= share <= 1 for share in shares) or min(point.scanned, point.flops) < 0:
+            raise ValueError("an operating point has a figure that is out of range")
+        wide = point.refine is None or (type(point.refine) is int and 0 <= point.refine <= MOST_REFINE)
+        if type(point.probes) is not int or point.probes < 1 or not wide or len(point.assured) > TOP:
+            raise ValueError("an operating point has an effort that cannot be")
+        return point
 
-def ladder(c: int) -> list[int]:
-    """Numbers of probes from 1 to c, each about a quarter more than the one before."""
+
+def ladder(c: int, growth: float = 1.25) -> list[int]:
+    """Numbers of probes from 1 to c, each about `growth` times the one before, and at least one more."""
     steps = {1, c}
     step = 1.0
     while step < c:
         steps.add(round(step))
-        step = max(step + 1, step * 1.25)
+        step = max(step + 1, step * growth)
     return sorted(s for s in steps if s <= c)
 
 
@@ -51,25 +82,47 @@ def recalls(ids: NDArray[np.integer[Any]], true: NDArray[np.integer[Any]], k: in
     return shares
 
 
-def point_for(points: list[Point], recall: float, k: int) -> Point:
-    """The cheapest point that reached this recall; with a warning, the highest when none did."""
+def assured_recalls(hits: NDArray[np.bool_]) -> tuple[float, ...]:
+    """Of the top 1, 2, ..., k the recall that new queries have, 95 % sure.
+
+    `hits` [m, k] says which of the true top keys of held-out queries, best first, were found.
+    """
+    by_depth = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
+    return tuple(assured_mean(by_depth).tolist())
+
+
+def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool = False) -> Point:
+    """The cheapest point whose recall of the top k is assured to be this.
+
+    AmipsError if no point's is; with `best_effort` the highest then, and a warning.
+
+    Points of one kind are gone through from the dearest on, as long as they hold: so each is only looked at
+    if all that scan more held, and the confidence of the whole is that of one.
+    """
     if not points:
-        raise BundleError("this index has no operating points; give probes instead of recall")
-    if not 0 < recall <= 1:
-        raise BundleError(f"recall={recall}: expected a share between 0 and 1")
+        raise AmipsError("this index has no operating points; give probes instead of recall")
+    if isinstance(recall, bool) or not isinstance(recall, Real) or not 0 < recall <= 1:
+        raise AmipsError(f"recall={recall!r}: expected a share of the true top keys, above 0 and up to 1")
     if k > TOP:
         warnings.warn(
             f"recall is known of the top {TOP}: of the top {k} it is lower; give probes or min_mass instead",
-            stacklevel=5,
+            stacklevel=4,
         )
-    which = "recall1" if k == 1 else "recall10"
-    reached = [point for point in points if getattr(point, which) >= recall]
-    if reached:
-        return min(reached, key=lambda p: p.flops)
-    best = max(points, key=lambda p: float(getattr(p, which)))
-    warnings.warn(
-        f"recall {recall} is out of reach: the highest measured {which.replace('recall', 'recall@')} is "
-        f"{getattr(best, which):.4f}, with {best.probes} probes",
-        stacklevel=5,
+    kinds: dict[Any, list[Point]] = {}
+    for point in points:
+        kinds.setdefault((point.min_mass > 0, point.refine), []).append(point)
+    enough = []
+    for kind in kinds.values():
+        falling = sorted(kind, key=lambda point: (-point.flops, -point.probes))
+        enough += list(takewhile(lambda point: point.recall_assured(k) >= recall, falling))[-1:]
+    if enough:
+        return min(enough, key=lambda point: (point.flops, point.probes))
+    best = max(points, key=lambda point: point.recall_assured(k))
+    text = (
+        f"recall {recall} is out of reach: the highest recall@{min(k, TOP)} that can be relied on is "
+        f"{best.recall_assured(k):.4f}"
     )
+    if not best_effort:
+        raise AmipsError(f"{text}; ask for less, or take that with best_effort=True (--best-effort)")
+    warnings.warn(text, stacklevel=4)
     return best

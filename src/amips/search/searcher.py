@@ -1,8 +1,9 @@
 """The object a user holds: route with the model, scan with the query, return true inner products."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,8 @@ from amips.blas import threads as limit_threads
 from amips.cells import fingerprint_of
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import CellStore
+from amips.index import CellStore, FaissCellStore, top_of_rows
+from amips.metrics import TOP
 from amips.routers import (
     CentroidRouter,
     MapperRouter,
@@ -24,8 +26,8 @@ from amips.routers import (
     router_for,
 )
 from amips.search import inputs
-from amips.search.effort import effort_for
-from amips.search.inputs import checked_k, checked_probes, checked_queries
+from amips.search.effort import Effort, effort_for
+from amips.search.inputs import checked_k, checked_probes, checked_queries, restore_norms, split_norms
 from amips.search.points import Point
 from amips.search.report import Report
 from amips.vectors import Floats
@@ -49,14 +51,6 @@ class Cost:
     def flops(self) -> NDArray[np.int64]:
         """All three together."""
         return self.network + self.coarse + self.scan
-
-
-@dataclass(frozen=True)
-class _Effort:
-    """Cells to probe, at most, for each query [m]; with a bound, those that hold as much mass."""
-
-    probes: Ids
-    min_mass: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +122,7 @@ class Searcher:
         recall: float | None = None,
         probes: "int | NDArray[np.integer[Any]] | None" = None,
         min_mass: float | None = None,
+        best_effort: bool = False,
         drop_in: bool = False,
         rescore: bool = True,
         on_bad: Literal["error", "skip"] = "error",
@@ -142,11 +137,12 @@ class Searcher:
         Args:
             x: queries [m, d], or one query [d].
             k: results for each query.
-            recall: choose the cheapest way that had this recall (of the true top 10; of the top key if k
-                is 1) on held-out queries.
+            recall: choose the cheapest way that has this recall of the true top k (of the top 10 if k is
+                more) with 95 % confidence, by held-out queries. What cannot be reached is an error.
             probes: cells to scan: a number, or one for each query (FAISS calls it nprobe).
             min_mass: scan the cells that are expected to hold at least this share of the query's top keys: as
                 many as each query needs.
+            best_effort: with `recall`, serve the highest recall that can be had, and warn, rather than fail.
             drop_in: put the predicted key in the place of x throughout, as in the paper: for mappers only.
                 Otherwise the model chooses the cells, and x scores the keys.
             rescore: with `drop_in`, fetch more and score them again with x.
@@ -159,18 +155,40 @@ class Searcher:
             raise AmipsError(
                 "drop_in=True needs probes: recall and min_mass are for cells that a model chooses"
             )
-        effort = self._effort(probes, recall, min_mass, k, len(x))
-        scores = np.empty((len(x), k), np.float32)
-        ids = np.empty((len(x), k), np.int64)
+        effort = effort_for(self, probes, recall, min_mass, k, best_effort)
         with limit_threads(threads):
-            for rows in self._batches(effort, k):
-                if drop_in:
-                    scores[rows], ids[rows] = self._drop_in(x[rows], k, effort.probes[rows], rescore)
-                else:
-                    cells = self._choose(x[rows], effort, rows)
-                    scores[rows], ids[rows] = self.store.scan(x[rows], cells, k)
+            scores, ids = self._drop_in(x, k, effort, rescore) if drop_in else self.search_with(x, k, effort)
         scores[bad], ids[bad] = -np.inf, -1
         return scores, self._labelled(ids)
+
+    def search_with(self, x: Floats, k: int, effort: Effort) -> tuple[Floats, Ids]:
+        """The k best keys of float32 queries [m, d] at one effort: scores [m, k] and key numbers [m, k]."""
+        scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
+        store, counts = self.store_for(effort.refine), self._counts(effort, len(x))
+        for rows in self._batches(counts, k, store.refine):
+            u, v, exponents = split_norms(x[rows])
+            if effort.refine == 0:
+                assert isinstance(store, FaissCellStore)
+                assert store.keys is not None
+                result = top_of_rows(store.keys, v, k, inputs.BATCH_BYTES)
+            else:
+                result = store.scan(v, self._choose(u, effort.min_mass, counts[rows]), k)
+            scores[rows], ids[rows] = restore_norms(result[0], exponents), result[1]
+        return scores, ids
+
+    def store_for(self, refine: int | None) -> CellStore:
+        """The store, with so many candidates of codes for each result; None leaves them as they are."""
+        if not refine or refine == self.store.refine:
+            return self.store
+        if refine not in self._wider:
+            assert isinstance(self.store, FaissCellStore)
+            self._wider[refine] = replace(self.store, refine=refine)
+        return self._wider[refine]
+
+    @cached_property
+    def _wider(self) -> dict[int, CellStore]:
+        """Stores that `store_for` made, by their number of candidates."""
+        return {}
 
     def choose_cells(
         self, x: Any, probes: "int | NDArray[np.integer[Any]]", *, threads: int | None = None
@@ -180,12 +198,13 @@ class Searcher:
         With a number of probes for each query, rows end in -1 after theirs.
         """
         x, _ = checked_queries(x, self.d)
-        effort = self._effort(probes, None, None, 1, len(x))
-        width = min(int(np.max(probes, initial=1)), self.c)
-        out = np.empty((len(x), width), np.int64)
+        counts = checked_probes(probes, len(x), self.c)
+        out = np.empty((len(x), min(int(np.max(probes, initial=1)), self.c)), np.int64)
         with limit_threads(threads):
-            for rows in self._batches(effort, 1):
-                out[rows] = self._choose(x[rows], effort, rows)
+            for rows in self._batches(counts, 1, 1):
+                cells = self._choose(split_norms(x[rows])[0], None, counts[rows])
+                out[rows] = -1
+                out[rows, : cells.shape[1]] = cells
         return out
 
     def cost(
@@ -196,16 +215,20 @@ class Searcher:
         recall: float | None = None,
         probes: "int | NDArray[np.integer[Any]] | None" = None,
         min_mass: float | None = None,
+        best_effort: bool = False,
     ) -> Cost:
         """FLOPs (routing and scan), keys and cells scanned for each query, without scanning."""
         x, _ = checked_queries(x, self.d)
-        effort = self._effort(probes, recall, min_mass, k, len(x))
-        scanned, probed = np.empty(len(x), np.int64), np.empty(len(x), np.int64)
+        effort = effort_for(self, probes, recall, min_mass, checked_k(k), best_effort)
+        scanned, probed = np.full(len(x), self.n), np.full(len(x), self.c)
+        if effort.refine == 0:  # no cell is chosen, no code is looked at
+            return Cost(0, 0, 2 * self.d * scanned, scanned, probed)
         sizes = np.append(self.store.sizes, 0)  # cell -1 holds nothing
-        for rows in self._batches(effort, 1):
-            cells = self._choose(x[rows], effort, rows)
+        counts = self._counts(effort, len(x))
+        for rows in self._batches(counts, 1, 1):
+            cells = self._choose(split_norms(x[rows])[0], effort.min_mass, counts[rows])
             scanned[rows], probed[rows] = sizes[cells].sum(axis=1), (cells >= 0).sum(axis=1)
-        scan = self.store.scan_flops(scanned, k)
+        scan = self.store_for(effort.refine).scan_flops(scanned, k)
         return Cost(self.router.network_flops, self.router.coarse_flops, scan, scanned, probed)
 
     def with_model(self, model: Any) -> "Searcher":
@@ -213,44 +236,57 @@ class Searcher:
         check_fits(model, self.fingerprint, self.cells_fingerprint)
         return Searcher(self.store, model, [], self.labels, self.fingerprint)
 
+    def save(self, path: str | Path) -> None:
+        """Write a bundle, or replace one (`amips.search.save`); `amips.load(path)` opens it again."""
+        from amips.search.bundle import save  # which is about searchers, and so knows them
+
+        save(self, path)
+
     @cached_property
     def cells_fingerprint(self) -> str:
         """Which key is in which cell: a router must have been trained on just that."""
         return fingerprint_of(self.store.assignment)
 
-    def _choose(self, x: Floats, effort: _Effort, rows: slice) -> Ids:
-        scores = self.router.scores(x)
-        if effort.min_mass is not None:
-            return cells_above(scores, self.temperature, effort.min_mass)
-        counts = effort.probes[rows]
+    def _choose(self, u: Floats, min_mass: float | None, counts: Ids) -> Ids:
+        """The cells to scan for queries of norm 1, best first; -1 after the last."""
+        scores = self.router.scores(u)
+        if min_mass is not None:
+            return cells_above(scores, self.temperature, min_mass)
         most = int(counts.max(initial=1))
         cells = best_cells(scores, most)
         return cells if (counts == most).all() else limit_probes(cells, counts)
 
-    def _drop_in(self, x: Floats, k: int, counts: Ids, rescore: bool) -> tuple[Floats, Ids]:
+    def _drop_in(self, x: Floats, k: int, effort: Effort, rescore: bool) -> tuple[Floats, Ids]:
+        """The k best keys by the predicted key in the place of x."""
         if not isinstance(self.router, MapperRouter):
             raise AmipsError("drop_in=True needs a model that predicts one key: train on a task with cells=1")
-        mapped = self.router.map(x)
-        most = int(counts.max(initial=1))
-        cells = limit_probes(best_cells(CentroidRouter(self.store.centroids).scores(mapped), most), counts)
-        if not rescore:
-            return self.store.scan(mapped, cells, k)
-        candidates = self.store.scan(mapped, cells, k * DROP_IN_CANDIDATES)[1]
-        return self.store.score_again(x, candidates, k)
+        scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
+        counts, by_centroid = self._counts(effort, len(x)), CentroidRouter(self.store.centroids)
+        for rows in self._batches(counts, k, self.store.refine):
+            u, v, exponents = split_norms(x[rows])
+            mapped = self.router.map(u)
+            cells = best_cells(by_centroid.scores(mapped), int(counts[rows].max(initial=1)))
+            cells = limit_probes(cells, counts[rows])
+            if not rescore:
+                scores[rows], ids[rows] = self.store.scan(mapped, cells, k)
+                continue
+            candidates = self.store.scan(mapped, cells, k * DROP_IN_CANDIDATES)[1]
+            true, ids[rows] = self.store.score_again(v, candidates, k)
+            scores[rows] = restore_norms(true, exponents)
+        return scores, ids
 
-    def _effort(self, probes: Any, recall: float | None, min_mass: float | None, k: int, m: int) -> _Effort:
-        """How many cells each query may probe."""
-        probes, bound = effort_for(self, probes, recall, min_mass, k)
-        if bound is not None:
-            return _Effort(np.full(m, self.c), bound)
-        return _Effort(checked_probes(probes, m, self.c))
+    def _counts(self, effort: Effort, m: int) -> Ids:
+        """How many cells each of m queries may probe, at most."""
+        return np.full(m, self.c) if effort.probes is None else checked_probes(effort.probes, m, self.c)
 
-    def _batches(self, effort: _Effort, k: int) -> Iterator[slice]:
+    def _batches(self, counts: Ids, k: int, refine: int) -> Iterator[slice]:
         """Parts of the queries whose scores, cells and results fit in the working memory together."""
-        most = int(effort.probes.max(initial=1))
-        each = 4 * self.d + 12 * self.c + 4 * self.router.floats + 24 * most + 64 * k * self.store.refine
+        if len(counts) == 1:
+            return iter((slice(0, 1),))
+        most = int(counts.max(initial=1))
+        each = 8 * self.d + 12 * self.c + 4 * self.router.floats + 24 * most + 64 * max(k, TOP) * refine
         step = max(1, inputs.BATCH_BYTES // each)
-        return (slice(low, low + step) for low in range(0, len(effort.probes), step))
+        return (slice(low, low + step) for low in range(0, len(counts), step))
 
     def _labelled(self, ids: Ids) -> NDArray[Any]:
         if self.labels is None:

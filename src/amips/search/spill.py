@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_array
 from amips.cells import STRENGTH, Cells, towards_queries
 from amips.design import SPILL_FRACTION, checked_fraction
 from amips.errors import AmipsError
+from amips.metrics import TARGET_RECALL, TOP
 from amips.routers import Router, RoutingEstimate
 from amips.task import Task
 from amips.vectors import Floats, Vectors
 
-RECALL = 0.95  # of the top keys: what is missed with as many probes as that takes is looked at
-TOP = 10
 PARALLEL, SAVED = 3.0, 0.1  # w and u
 MOST_QUERIES = 1 << 18  # of the log that are looked at
 BLOCK_FLOATS = 1 << 23
@@ -38,7 +38,7 @@ def second_cells(
     task: Task,
     router: Router,
     spill_fraction: float = SPILL_FRACTION,
-    recall: float = RECALL,
+    recall: float = TARGET_RECALL,
     *,
     strength: float = STRENGTH,
     saved: float = SAVED,
@@ -65,7 +65,11 @@ def first_of(second: NDArray[np.int32], order: NDArray[np.int64], spill_fraction
 
 
 def ranked(
-    task: Task, router: Router, recall: float = RECALL, strength: float = STRENGTH, saved: float = SAVED
+    task: Task,
+    router: Router,
+    recall: float = TARGET_RECALL,
+    strength: float = STRENGTH,
+    saved: float = SAVED,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """A second cell for every key [n], and the keys in the order in which they should get it."""
     second, value = np.full(task.n, -1, np.int32), np.full(task.n, np.inf, np.float32)
@@ -131,7 +135,7 @@ def _means(points: Floats, cells: Cells) -> Floats:
 
 def checked_second(second_cells: Any, cells: Cells) -> NDArray[np.int32] | None:
     """Second cells that were given; None if no key has one."""
-    second = np.asarray(second_cells)
+    second = check_array("second_cells", second_cells)
     if second.shape != cells.assignment.shape or second.dtype.kind not in "iu":
         what = f"{second.dtype} {list(second.shape)}"
         raise AmipsError(

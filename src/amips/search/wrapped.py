@@ -10,19 +10,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_number
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.cells import IVFParts, place_keys
-from amips.errors import AmipsError, BundleError
+from amips.metrics import TARGET_RECALL, TOP
 from amips.nets import DESCRIPTION, WEIGHTS, Model
 from amips.routers import CellRouter, OwnRouter, Router, best_cells, cells_above, limit_probes
 from amips.search import inputs
 from amips.search.bundle_directory import replace_bundle
-from amips.search.effort import effort_for
-from amips.search.inputs import checked_k, checked_probes, checked_queries
+from amips.search.effort import Effort, effort_for
+from amips.search.inputs import checked_k, checked_probes, checked_queries, split_norms
 from amips.search.measuring import calibrated
-from amips.search.points import TOP, Point, recalls
+from amips.search.points import Point, recalls
 from amips.search.quantizer import QuantizerRouter
+from amips.search.routing_kind import routing_of
 from amips.search.searcher import Cost, Searcher
 from amips.search.wrapped_store import WrappedStore, faiss_scan_flops
 from amips.task import Task, load_task
@@ -30,7 +32,6 @@ from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
 
-TARGET_RECALL = 0.95
 OUTSIDE = "outside"  # the storage that a bundle states whose index is a file of its own
 
 
@@ -92,6 +93,7 @@ class WrappedIndex:
         recall: float | None = None,
         probes: "int | NDArray[np.integer[Any]] | None" = None,
         min_mass: float | None = None,
+        best_effort: bool = False,
         on_bad: Literal["error", "skip"] = "error",
         threads: int | None = None,
     ) -> tuple[Floats, Ids]:
@@ -104,16 +106,18 @@ class WrappedIndex:
         Args:
             x: queries [m, d], or one query [d].
             k: results for each query.
-            recall: choose the cheapest way that had this recall (of the true top 10; of the top key if k
-                is 1) on held-out queries.
+            recall: choose the cheapest way that has this recall of the true top k (of the top 10 if k is
+                more) with 95 % confidence, by held-out queries. What cannot be reached is an error.
             probes: cells to scan: a number, or one for each query (FAISS calls it nprobe).
             min_mass: scan the cells that are expected to hold at least this share of the query's top keys.
+            best_effort: with `recall`, serve the highest recall that can be had, and warn, rather than fail.
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
             threads: limit numpy and FAISS to so many.
         """
         x, bad = checked_queries(x, self.d, on_bad)
         k = checked_k(k)
-        counts, bound = self._effort(probes, recall, min_mass, k, len(x))
+        effort = effort_for(self, probes, recall, min_mass, k, best_effort, self.parts.ivf.nprobe)
+        counts, bound = self._counts(effort, len(x)), effort.min_mass
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
         with limit_threads(threads):
             for rows in self._batches(len(x), k):
@@ -131,8 +135,7 @@ class WrappedIndex:
     ) -> Ids:
         """The cells that would be scanned, best first: int64 [m, most probes], -1 after those of a query."""
         x, _ = checked_queries(x, self.d)
-        counts, _ = self._effort(probes, None, None, 1, len(x))
-        assert counts is not None
+        counts = checked_probes(probes, len(x), self.c)
         out = np.full((len(x), int(counts.max(initial=1))), -1, np.int64)
         with limit_threads(threads):
             for rows in self._batches(len(x), 1):
@@ -148,10 +151,12 @@ class WrappedIndex:
         recall: float | None = None,
         probes: "int | NDArray[np.integer[Any]] | None" = None,
         min_mass: float | None = None,
+        best_effort: bool = False,
     ) -> Cost:
         """FLOPs (routing and scan), keys and cells scanned for each query, without scanning."""
         x, _ = checked_queries(x, self.d)
-        counts, bound = self._effort(probes, recall, min_mass, checked_k(k), len(x))
+        effort = effort_for(self, probes, recall, min_mass, checked_k(k), best_effort, self.parts.ivf.nprobe)
+        counts, bound = self._counts(effort, len(x)), effort.min_mass
         scanned, probed = np.empty(len(x), np.int64), np.empty(len(x), np.int64)
         sizes = np.append(self.parts.sizes, 0)  # cell -1 holds nothing
         for rows in self._batches(len(x), 1):
@@ -171,18 +176,17 @@ class WrappedIndex:
             recall: what `search` serves when nothing else is asked for.
             ids: [n], the ids of the task's keys in the index, if they were not added in the task's order.
         """
-        if not 0 < recall <= 1:
-            raise AmipsError(f"recall={recall}: expected a share between 0 and 1")
+        recall = check_number("recall", recall, above=0, most=1, what="a share of the true top 10")
         task = load_task(task)
         store = self._store(task, ids)
         model = self.router if isinstance(self.router, QuantizerRouter) else self.model
         known = calibrated(Searcher(store, model), task.val, recall)
-        best = max(known.points, key=lambda point: point.recall10)
+        highest = max(point.recall_assured(TOP) for point in known.points)
         target: float | None = recall
-        if best.recall10 < recall:
+        if highest < recall:
             target = None
             warnings.warn(
-                f"recall {recall} is out of reach of this index: the highest is {best.recall10:.3f}; "
+                f"recall {recall} is out of reach of this index: the highest is {highest:.3f}; "
                 "search without options uses its nprobe",
                 stacklevel=2,
             )
@@ -205,15 +209,15 @@ class WrappedIndex:
     def save(self, directory: str | Path) -> None:
         """Write everything beside the FAISS index: model, what was measured, which index it belongs to.
 
-        `amips.load(directory, index=...)` brings both together again. A crash leaves the old or the new.
+        `amips.load(directory, index=...)` brings both together again. A router of your own is not in it: give
+        it as `model`. A crash leaves the old or the new.
         """
-        if self.model is not None and not isinstance(self.model, Model):
-            raise BundleError("a router of your own cannot be saved: wrap the index with it again instead")
         replace_bundle(directory, self._write)
 
     def _write(self, data: Path) -> tuple[dict[str, Any], list[str]]:
         fields = {
             "storage": OUTSIDE,
+            "router": routing_of(self.model),
             **self.parts.identity,
             "n": self.n,
             "file": self.file,
@@ -221,33 +225,30 @@ class WrappedIndex:
             "points": [point.to_json() for point in self.points],
             "target_recall": self.target_recall,
         }
-        if self.model is None:
+        if not isinstance(self.model, Model):
             return fields, []
         self.model.save(data)
         return fields, [DESCRIPTION, WEIGHTS]
 
-    def _effort(
-        self, probes: Any, recall: float | None, min_mass: float | None, k: int, m: int
-    ) -> tuple[Ids | None, float | None]:
-        """How many cells each query may probe, [m], or a bound on their mass."""
-        probes, bound = effort_for(self, probes, recall, min_mass, k, self.parts.ivf.nprobe)
-        return (checked_probes(probes, m, self.c), None) if bound is None else (None, bound)
+    def _counts(self, effort: Effort, m: int) -> Ids | None:
+        """How many cells each of m queries may probe; None with a bound on their mass."""
+        return None if effort.probes is None else checked_probes(effort.probes, m, self.c)
 
     def _choose(
         self, x: Floats, inner: Floats, counts: Ids | None, min_mass: float | None
     ) -> tuple[Ids, Floats | None]:
         """The cells of each query, -1 after the last; and what FAISS has for them if it chose them itself."""
         if min_mass is not None:
-            return cells_above(self.router.scores(x), self.temperature, min_mass), None
+            return cells_above(self.router.scores(split_norms(x)[0]), self.temperature, min_mass), None
         assert counts is not None
         most = int(counts.max(initial=1))
         base: Floats | None = None
         if isinstance(self.router, QuantizerRouter):
-            asked = inner if self.model is None else self.router.points(x)
+            asked = inner if self.model is None else self.router.points(split_norms(x)[0])
             base, cells = self.parts.ivf.quantizer.search(asked, most)
             base = base if self.model is None else None
         else:
-            cells = best_cells(self.router.scores(x), most)
+            cells = best_cells(self.router.scores(split_norms(x)[0]), most)
         return (cells, base) if (counts == most).all() else (limit_probes(cells, counts), base)
 
     def _scan(self, inner: Floats, cells: Ids, base: Floats | None, scores: Floats, ids: Ids) -> None:

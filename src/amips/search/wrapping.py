@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from amips.arguments import check_choice, check_whole
 from amips.blas import faiss
 from amips.cells import IVFParts, ivf_parts
 from amips.errors import AmipsError, BundleError
-from amips.nets import WEIGHTS, Model, load_model
+from amips.metrics import TARGET_RECALL
+from amips.nets import DESCRIPTION, WEIGHTS, Model, load_model
 from amips.search.points import Point
-from amips.search.wrapped import TARGET_RECALL, WrappedIndex
+from amips.search.routing_kind import MODEL, ROUTINGS, own_router, stated_targets
+from amips.search.wrapped import WrappedIndex
 from amips.task import Task
 
 AGAIN = "label with cells=index, train, and wrap it again"
@@ -19,7 +22,7 @@ def wrap(
     model: Any,
     *,
     task: "Task | str | Path | None" = None,
-    recall: float = TARGET_RECALL,
+    recall: float | None = None,
     ids: Any = None,
 ) -> WrappedIndex:
     """Route an existing FAISS IVF index with a model.
@@ -31,14 +34,21 @@ def wrap(
             mapper (trained with cells=1) works with any index; an object with `scores(x)` has to know the
             cells itself; None leaves it to the index's own quantizer. Or the directory of a training run.
         task: measure on its val queries (`WrappedIndex.measured`), so that `recall=` can be asked for.
-        recall: what `search` then serves when nothing else is asked for.
-        ids: [n], the ids of the task's keys in the index, if they were not added in the task's order.
+        recall: what `search` then serves when nothing else is asked for; 0.95 if None. Needs a task.
+        ids: needs a task: [n], the ids of its keys in the index, if they were not added in the task's order.
     """
+    for name, value in (("recall", recall), ("ids", ids)):
+        if task is None and value is not None:
+            raise AmipsError(
+                f"{name} says how to measure, and there is nothing to measure on: give a task, too"
+            )
     file = str(index) if isinstance(index, str | Path) else ""
     parts = ivf_parts(read_faiss(index))
     model = load_model(model) if isinstance(model, str | Path) else model
     wrapped = WrappedIndex(parts, checked_model(model, parts), file=file)
-    return wrapped if task is None else wrapped.measured(task, recall=recall, ids=ids)
+    if task is None:
+        return wrapped
+    return wrapped.measured(task, recall=TARGET_RECALL if recall is None else recall, ids=ids)
 
 
 def read_faiss(index: Any) -> Any:
@@ -69,20 +79,17 @@ def checked_model(model: Any, parts: IVFParts) -> Any:
 
 
 def open_wrapped(
-    path: Path, manifest: dict[str, Any], data: Path, listed: set[str], index: Any
+    path: Path, manifest: dict[str, Any], data: Path, listed: set[str], index: Any, router: Any
 ) -> WrappedIndex:
     """What `WrappedIndex.save` wrote, around its index, or the path of the file that holds it."""
     try:
-        about = f"{manifest['type']} of {manifest['n']:,} keys, {manifest['c']:,} cells"
-        points = [Point(**point) for point in manifest["points"]]
-        temperature, target, file = (
-            float(manifest["temperature"]),
-            manifest["target_recall"],
-            manifest["file"],
-        )
-        target = None if target is None else float(target)
-        identity = {name: manifest[name] for name in ("d", "c", "type", "metric", "quantizer")}
-    except (KeyError, TypeError, ValueError) as problem:
+        n, d, c = (check_whole(name, manifest[name], 0, error=BundleError) for name in ("n", "d", "c"))
+        about = f"{manifest['type']} of {n:,} keys, {c:,} cells"
+        points = [Point.from_json(point) for point in manifest["points"]]
+        routing = check_choice("router", manifest["router"], ROUTINGS, error=BundleError)
+        targets, file = stated_targets(manifest), str(manifest["file"])
+        identity = {"d": d, "c": c, **{name: manifest[name] for name in ("type", "metric", "quantizer")}}
+    except (KeyError, TypeError, ValueError, AttributeError, AmipsError) as problem:
         raise BundleError(f"{path} is damaged: {problem}") from None
     if index is None:
         kept = f", read from {file}" if file else ""
@@ -90,8 +97,12 @@ def open_wrapped(
             f"{path} routes a FAISS index that is kept elsewhere ({about}{kept}): load it with index=, "
             "the index or its file"
         )
+    model = own_router(path, routing, router)
     parts = ivf_parts(read_faiss(index))
-    model = load_model(data, BundleError) if WEIGHTS in listed else None
+    if routing == MODEL:
+        if not {DESCRIPTION, WEIGHTS} <= listed:
+            raise BundleError(f"{path} is damaged: it does not list its model")
+        model = load_model(data, BundleError)
     own = parts.identity
     for name, stated in identity.items():
         if name != "quantizer" and own[name] != stated:
@@ -101,4 +112,4 @@ def open_wrapped(
             f"the index has been built anew since {path} was saved, and has other cells: {AGAIN}"
         )
     file = str(index) if isinstance(index, str | Path) else file
-    return WrappedIndex(parts, checked_model(model, parts), points, temperature, target, file)
+    return WrappedIndex(parts, checked_model(model, parts), points, **targets, file=file)

@@ -1,7 +1,7 @@
 """Tasks: keys, cells, and split queries with their exact targets, in memory and on disk."""
 
-from amips.task.labelling import label
+from amips.task.labelling import HELD_OUT, label
 from amips.task.store import TaskStore, load_task
 from amips.task.task import SPLITS, Split, Task
 
-__all__ = ["SPLITS", "Split", "Task", "TaskStore", "label", "load_task"]
+__all__ = ["HELD_OUT", "SPLITS", "Split", "Task", "TaskStore", "label", "load_task"]

@@ -5,7 +5,6 @@ made. So no copy of a test query, however noisy, is ever trained on.
 """
 
 import hashlib
-import operator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,21 @@ from numpy.typing import NDArray
 
 from amips import cells as partition
 from amips import exact
+from amips.arguments import (
+    check_array,
+    check_choice,
+    check_flag,
+    check_number,
+    check_seed,
+    check_whole,
+    refused,
+)
 from amips.errors import TaskError, VectorError
-from amips.files import temporary_directory
+from amips.resources import plain_resource_errors
+from amips.scratch import Scratch
 from amips.task.store import TaskStore, check_task_place
 from amips.task.task import SPLITS, Task
-from amips.vectors import Vectors, first_equal, inspect, open_vectors, row_norms
+from amips.vectors import Vectors, first_equal, inspect, open_vectors, unit_rows
 
 HELD_OUT = (
     1000  # queries for choosing, and as many for reporting, where there are at least five times as many
@@ -29,6 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@plain_resource_errors()
 def label(
     keys: Any,
     queries: Any,
@@ -54,7 +64,8 @@ def label(
 ) -> Task:
     """Make a task: deduplicate, split by source query, find exact targets, partition the keys.
 
-    Without options it makes what `amips.fit` begins with: query-aware cells, 4 sqrt(n) of them.
+    Without options it makes what `amips.fit` begins with: query-aware cells, 4 sqrt(n) of them. Queries are
+    kept at norm 1: what their best keys are does not depend on it.
 
     Args:
         keys, queries: arrays or files, see `open_vectors`.
@@ -70,7 +81,6 @@ def label(
         spherical, runs: see `amips.cells.kmeans`.
         copies: noisy copies of each query beside the original, in the splits named by `noisy_splits`.
         noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
-            Noisy queries are scaled back to their norm.
         val, test: how many distinct queries to hold out for choosing and for reporting; 1,000 each if None,
             or a fifth of them where there are fewer than 5,000.
         split: a split of your own instead, one of "train", "val", "test" or "" (unused) for each query. Of
@@ -80,31 +90,45 @@ def label(
             max-affine routers do not need it, and with many cells it takes most of the time and space.
         zero: "keep" allows all-zero keys; zero queries are always an error.
         memory: a bound on the working set of exact search, in bytes. (k-means holds up to 256 keys a cell.)
-        progress: show progress bars when standard error is a terminal.
+        progress: say on standard error how far it is: a bar on a terminal, a line now and then otherwise.
     """
-    if preset is not None and preset not in PRESETS:
-        raise TaskError(f"preset={preset!r}: expected one of {' '.join(PRESETS)}, or None")
+    if preset is not None:
+        check_choice("preset", preset, tuple(PRESETS), error=TaskError)
     chosen = PRESETS.get(preset or "", {})
+    check_choice("zero", zero, ("error", "keep"), error=VectorError)
+    spherical = check_flag("spherical", spherical, error=VectorError)
+    progress = check_flag("progress", progress, error=VectorError)
+    runs, seed = check_whole("runs", runs, 1, error=VectorError), check_seed(seed, error=VectorError)
+    k, memory = (
+        check_whole(name, value, 1, error=VectorError) for name, value in (("k", k), ("memory", memory))
+    )
+    noise = check_number("noise", noise, least=0, error=VectorError)
+    if not isinstance(noisy_splits, tuple | list) or not set(map(str, noisy_splits)) <= set(SPLITS):
+        raise refused("noisy_splits", noisy_splits, f"some of {', '.join(SPLITS)}", VectorError)
+    if query_aware is not None:
+        query_aware = check_number("query_aware", query_aware, least=0, error=VectorError)
+    val, test = (
+        None if number is None else check_whole(name, number, 1, error=VectorError)
+        for name, number in (("val", val), ("test", test))
+    )
     if out is not None:
         check_task_place(out)  # before the work, not after it
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     if keys.d != queries.d:
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
     cells = _checked_cells(chosen.get("cells") if cells is None else cells, keys)
-    copies = chosen.get("copies", 0) if copies is None else copies
+    copies = check_whole(
+        "copies", chosen.get("copies", 0) if copies is None else copies, 0, error=VectorError
+    )
     cell_targets = chosen.get("cell_targets", False) if cell_targets is None else cell_targets
+    cell_targets = check_flag("cell_targets", cell_targets, error=VectorError)
     if query_aware is None:
         countable = isinstance(cells, int) and cells > 1 and runs == 1 and spherical
         query_aware = chosen.get("query_aware", partition.STRENGTH) if countable else 0.0
-    copies, k, seed, runs = map(operator.index, (copies, k, seed, runs))
-    noise, memory = float(noise), int(memory)
     # Everything that can be wrong with the request is found before the directory is begun.
-    _check_options(copies, noise, noisy_splits, k, seed)
     count = partition.check(cells, runs, keys)
     if query_aware and (not isinstance(cells, int) or cells == 1 or runs > 1 or not spherical):
         raise VectorError("query_aware is for a number of cells, spherical, one run")
-    if not 0 <= query_aware < np.inf:
-        raise VectorError(f"query_aware={query_aware}: expected a finite number, not negative")
     if cell_targets and isinstance(cells, partition.Cells) and (cells.sizes == 0).any():
         empty = int((cells.sizes == 0).argmax())
         raise VectorError(
@@ -113,7 +137,7 @@ def label(
     exact.check_memory(memory, keys.d, min(k, keys.n), count)
     own_split = None if split is None else _checked_split(split, queries)
     hint = ', or keep them with zero="keep" (--keep-zero)'
-    key_facts, query_facts = inspect(keys, zero, hint), inspect(queries)
+    key_facts, query_facts = inspect(keys, zero, hint), inspect(queries, any_norm=True)
     distinct = np.flatnonzero(first_equal(queries) == np.arange(queries.n))
     val, test = (_held_out(number, len(distinct)) for number in (val, test))
     plan = {
@@ -140,42 +164,58 @@ def label(
     )
     if lacking := [name for name in SPLITS if len(rows[name]) == 0]:
         raise VectorError(f"split: no distinct query is in {lacking[0]!r}")
-    store = TaskStore(temporary_directory("amips-task-") if out is None else out)
-    if not store.begin(plan):
+    store = TaskStore(Scratch("amips-task-") if out is None else out)
+    if store.is_finished(plan):
         return store.read()
-    stored = store.write_keys(keys)
-    for number, name in enumerate(SPLITS):
-        amount = copies if name in noisy_splits else 0
-        _write_queries(store, name, queries, np.sort(rows[name]), amount, noise, seed=[seed, 1 + number])
-        written = store.queries(name)
-        exact.top_k(stored, written, k, memory=memory, out=store.top(name), progress=progress)
-    parts = store.read_cells()
-    if parts is None:
-        parts = _partition(store, stored, cells, spherical, runs, query_aware, seed)
-        store.write_cells(parts)
-    for name in SPLITS if parts.count > 1 and cell_targets else ():
-        exact.cell_maxima(
-            stored,
-            parts.assignment,
-            store.queries(name),
-            count=parts.count,
-            memory=memory,
-            out=store.cell_targets(name),
-            progress=progress,
-        )
-    fields = {
-        "n": keys.n,
-        "d": keys.d,
-        "c": parts.count,
-        "keys": key_facts.fingerprint,
-        "unit_norm": key_facts.unit_norm and query_facts.unit_norm,
-        "duplicate_queries": queries.n - len(distinct),
-        "imbalance": parts.imbalance,
-        "quantizer": cells.quantizer if isinstance(cells, partition.Cells) else "",
-        "rows": {name: store.queries(name).n for name in SPLITS},
-        "options": plan,
-    }
-    return store.finish(fields, parts.count > 1 and cell_targets)
+    with store.making(plan) as unfinished:
+        if not unfinished:
+            return store.read()
+        stored = store.write_keys(keys, key_facts.fingerprint)
+        for number, name in enumerate(SPLITS):
+            amount = copies if name in noisy_splits else 0
+            _write_queries(store, name, queries, np.sort(rows[name]), amount, noise, seed=[seed, 1 + number])
+            written = store.queries(name)
+            exact.top_k(stored, written, k, memory=memory, out=store.top(name), progress=progress)
+        parts = store.read_cells(keys.n, keys.d)
+        if parts is None:
+            parts = (
+                cells
+                if isinstance(cells, partition.Cells)
+                else partition.make_cells(
+                    stored,
+                    cells,
+                    store.queries("train"),
+                    store.top_ids("train"),
+                    strength=query_aware,
+                    spherical=spherical,
+                    runs=runs,
+                    seed=seed,
+                )
+            )
+            store.write_cells(parts)
+        for name in SPLITS if parts.count > 1 and cell_targets else ():
+            exact.cell_maxima(
+                stored,
+                parts.assignment,
+                store.queries(name),
+                count=parts.count,
+                memory=memory,
+                out=store.cell_targets(name),
+                progress=progress,
+            )
+        fields = {
+            "n": keys.n,
+            "d": keys.d,
+            "c": parts.count,
+            "keys": key_facts.fingerprint,
+            "unit_norm": key_facts.unit_norm and query_facts.unit_norm,
+            "duplicate_queries": queries.n - len(distinct),
+            "imbalance": parts.imbalance,
+            "quantizer": cells.quantizer if isinstance(cells, partition.Cells) else "",
+            "rows": {name: store.queries(name).n for name in SPLITS},
+            "options": plan,
+        }
+        return store.finish(fields, parts.count > 1 and cell_targets)
 
 
 def _checked_cells(cells: Any, keys: Vectors) -> "int | partition.Cells":
@@ -183,34 +223,11 @@ def _checked_cells(cells: Any, keys: Vectors) -> "int | partition.Cells":
         return partition.default_count(keys.n)
     if hasattr(cells, "ntotal"):  # a FAISS index
         return partition.from_faiss(cells, keys)
-    return cells if isinstance(cells, partition.Cells) else operator.index(cells)
+    return cells if isinstance(cells, partition.Cells) else check_whole("cells", cells, 1, error=VectorError)
 
 
-def _held_out(number: Any, distinct: int) -> int:
-    if number is None:
-        return max(1, min(HELD_OUT, distinct // 5))
-    if operator.index(number) < 1:
-        raise VectorError(f"val and test must be at least 1, got {number}")
-    return operator.index(number)
-
-
-def _partition(
-    store: TaskStore,
-    keys: Vectors,
-    cells: "int | partition.Cells",
-    spherical: bool,
-    runs: int,
-    query_aware: float,
-    seed: int,
-) -> partition.Cells:
-    if isinstance(cells, partition.Cells):
-        return cells
-    if query_aware:
-        top = store.top_ids("train")[:, : partition.TOP]
-        return partition.query_aware(
-            keys, store.queries("train"), top, cells, strength=query_aware, seed=seed
-        )
-    return partition.kmeans(keys, cells, spherical=spherical, runs=runs, seed=seed)
+def _held_out(number: int | None, distinct: int) -> int:
+    return max(1, min(HELD_OUT, distinct // 5)) if number is None else number
 
 
 def _split_randomly(
@@ -227,7 +244,7 @@ def _split_randomly(
 
 
 def _checked_split(split: Any, queries: Vectors) -> NDArray[np.str_]:
-    words = np.asarray(split)
+    words = check_array("split", split, error=VectorError)
     if words.shape != (queries.n,) or words.dtype.kind != "U":
         raise VectorError(
             f"split: expected {queries.n} words, one for each query, got {words.dtype} {words.shape}"
@@ -235,17 +252,6 @@ def _checked_split(split: Any, queries: Vectors) -> NDArray[np.str_]:
     if unknown := set(np.unique(words).tolist()) - {*SPLITS, ""}:
         raise VectorError(f"split: {sorted(unknown)[0]!r} is not one of train, val, test or nothing")
     return words.astype("<U5")
-
-
-def _check_options(copies: int, noise: float, noisy_splits: tuple[str, ...], k: int, seed: int) -> None:
-    if copies < 0 or noise < 0 or not np.isfinite(noise):
-        raise VectorError(f"copies={copies}, noise={noise}: expected finite numbers, neither negative")
-    if unknown := set(noisy_splits) - set(SPLITS):
-        raise VectorError(f"noisy_splits: {sorted(unknown)} are not among {list(SPLITS)}")
-    if k < 1:
-        raise VectorError(f"k={k}: it must be at least 1")
-    if seed < 0:
-        raise VectorError(f"seed={seed}: it cannot be negative")
 
 
 def _write_queries(
@@ -257,20 +263,21 @@ def _write_queries(
     noise: float,
     seed: list[int],
 ) -> None:
-    """Each query followed by its noisy copies x + noise ||x|| eps, eps ~ N(0, I), at the norm of x."""
+    """Each query u = x / ||x||, followed by its noisy copies u + noise eps, eps ~ N(0, I), at norm 1 again.
+
+    What the best keys of a query are does not depend on its norm, so nothing that is learned from it may.
+    """
     each = 1 + copies
     step = max(1, (1 << 22) // (queries.d * each))
     with store.query_files(split, len(source) * each, queries.d) as files:
         for low in range(files.done // each, len(source), step):
             ids = source[low : low + step]
-            x = np.repeat(queries.take(ids), each, axis=0)
+            x = np.repeat(unit_rows(queries.take(ids))[0], each, axis=0)
             if copies:
-                norms = row_norms(x)
                 # Each block has random numbers of its own, so a restart repeats none and skips none.
                 eps = np.random.default_rng([*seed, low]).standard_normal(x.shape, np.float32)
                 eps[::each] = 0
-                x += noise * norms[:, None] * eps
-                x *= (norms / row_norms(x))[:, None]
+                x = unit_rows(x + noise * eps)[0]
             files.append({"queries": x, "source": np.repeat(ids, each)})
             files.commit()
 

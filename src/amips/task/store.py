@@ -13,6 +13,9 @@
 While it is being made, `plan.json` says of what, and journals how far it has come: the same call continues.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,95 +23,136 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import cells as partition
+from amips.arguments import check_path
 from amips.errors import TaskError
 from amips.files import (
+    ADVICE,
     begin_output,
     check_output,
     check_same,
+    locked,
     read_json,
     read_manifest,
+    remove_partials,
     write_atomically,
     write_manifest,
 )
+from amips.npy import load_npy
 from amips.rowfiles import JOURNAL, RowFiles
+from amips.scratch import Scratch
+from amips.task.content import KEYS, SMALL, TaskContent, task_tables
 from amips.task.task import SPLITS, Split, Task
-from amips.vectors import Vectors, open_vectors
+from amips.vectors import Vectors, inspect, open_vectors
 
-MANIFEST, PLAN = "task.json", "plan.json"
-FORMAT = 1
+MANIFEST, PLAN, LOCK = "task.json", "plan.json", ".lock"
+FORMAT = 2
 
 
 class TaskStore:
     """A task directory: finished, being made, or not there yet."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path | Scratch) -> None:
+        self.scratch = path if isinstance(path, Scratch) else None
+        self.path = path.path if isinstance(path, Scratch) else Path(path)
 
-    def read(self, verify: bool = False) -> Task:
-        """The finished task; checks the manifest, the sizes and that no source query is in two splits."""
-        manifest = read_manifest(self.path, MANIFEST, "task", FORMAT, TaskError, verify)
-        for field in ("n", "d", "c"):
-            if not isinstance(manifest.get(field), int):
-                raise TaskError(f"{self.path / MANIFEST} is damaged: it does not give {field}")
-        c = int(manifest["c"])
-        cell_targets = c > 1 and "train/cells/ids.npy" in manifest["files"]
-        if unlisted := [file for file in task_files(cell_targets) if file not in manifest["files"]]:
-            raise TaskError(f"{self.path / MANIFEST} is damaged: it does not list {unlisted[0]}")
-        splits = {name: self._split(name, c, cell_targets) for name in SPLITS}
+    @property
+    def unfinished(self) -> bool:
+        """Whether a task was begun here, and `label` with the same arguments is to continue it."""
+        if not (self.path / PLAN).is_file() or (self.path / MANIFEST).exists():
+            return False
+        return "kind" not in read_json(self.path / PLAN, TaskError)  # other plans say of what
+
+    def read(self, verify: bool | None = None, *, written: bool = False) -> Task:
+        """The finished task, checked; `written` says that this process has just written its files."""
+        if self.unfinished:
+            raise TaskError(f"{self.path} is not a finished task; the same amips label continues it")
+        manifest = read_manifest(self.path, MANIFEST, "task", FORMAT, TaskError)
+        content = self._content(manifest)
+        content.check_headers()
+        if written:
+            content.note_written()
+        elif verify is not False:
+            content.verify(np.inf if verify else SMALL)
+        cells = self._cells(int(manifest["n"]), int(manifest["c"]), int(manifest["d"]))
+        splits = {name: self._split(name, content, cells.count) for name in SPLITS}
         sources = np.concatenate([np.unique(split.source) for split in splits.values()])
         values, counts = np.unique(sources, return_counts=True)
         if (counts > 1).any():
             raise TaskError(f"{self.path}: source query {values[counts > 1][0]} is in two splits")
-        centroids, assignment = self._load("centroids.npy"), self._load("cells.npy")
         return Task(
             self.path,
-            self._vectors("keys.npy", "keys"),
-            partition.Cells(
-                np.asarray(assignment), np.asarray(centroids), str(manifest.get("quantizer", ""))
-            ),
+            open_vectors(self.path / KEYS),
+            replace(cells, quantizer=str(manifest.get("quantizer", ""))),
             **splits,
-            fingerprint=str(manifest["keys"]),
+            fingerprint=content.fingerprint,
             options=manifest["options"],
             facts={name: manifest.get(name) for name in ("unit_norm", "duplicate_queries")},
+            content=content,
         )
 
-    def _load(self, name: str) -> NDArray[Any]:
-        try:
-            return np.lib.format.open_memmap(self.path / name, mode="r")
-        except Exception as problem:  # a damaged header makes numpy raise nearly anything
-            raise TaskError(f"{self.path / name} is damaged: {problem}") from None
+    def _content(self, manifest: dict[str, Any]) -> TaskContent:
+        """What the manifest says that the files hold; TaskError unless it says all of it."""
+        rows, options = manifest.get("rows"), manifest.get("options")
+        numbers = [manifest.get(name) for name in ("n", "d", "c")]
+        numbers += [rows.get(name) for name in SPLITS] if isinstance(rows, dict) else [None]
+        numbers += [options.get("k")] if isinstance(options, dict) else [None]
+        if not all(type(number) is int and number >= 1 for number in numbers):
+            raise TaskError(f"{self.path / MANIFEST} is damaged: it does not give n, d, c, k and the rows")
+        n, d, c, *each, k = (int(number) for number in numbers if number is not None)
+        cell_targets = c > 1 and "train/cells/ids.npy" in manifest["files"]
+        tables = task_tables(n, d, c, dict(zip(SPLITS, each, strict=True)), min(k, n), cell_targets)
+        return TaskContent(self.path, tables, manifest["files"], str(manifest.get("keys")), self.scratch)
 
-    def _vectors(self, name: str, role: str) -> Vectors:
-        self._load(name)  # says what is wrong with it
-        return open_vectors(self.path / name, role)
+    def _split(self, name: str, content: TaskContent, c: int) -> Split:
+        def table(file: str) -> NDArray[Any]:
+            return load_npy(self.path / name / file, TaskError, mmap=True)
 
-    def _split(self, name: str, c: int, cell_targets: bool) -> Split:
-        top_scores, top_ids = self._load(f"{name}/top/scores.npy"), self._load(f"{name}/top/ids.npy")
+        top_scores, top_ids = table("top/scores.npy"), table("top/ids.npy")
         width = 1 if c == 1 else 0
         of_cells: tuple[NDArray[Any], NDArray[Any]] = (top_scores[:, :width], top_ids[:, :width])
-        if cell_targets:
-            of_cells = self._load(f"{name}/cells/scores.npy"), self._load(f"{name}/cells/ids.npy")
-        queries = self._vectors(f"{name}/queries.npy", f"{name} queries")
-        return Split(queries, self._load(f"{name}/source.npy"), top_scores, top_ids, *of_cells)
+        if f"{name}/cells/ids.npy" in content.tables:
+            of_cells = table("cells/scores.npy"), table("cells/ids.npy")
+        return Split(self.queries(name), table("source.npy"), top_scores, top_ids, *of_cells)
 
-    def begin(self, plan: dict[str, Any]) -> bool:
-        """Make the directory ready to be begun or continued with this plan; False if the task is finished."""
+    def is_finished(self, plan: dict[str, Any]) -> bool:
+        """Whether the task is there and made with this plan; TaskError if the directory is not its own."""
         check_task_place(self.path)
-        if (self.path / MANIFEST).exists():
-            before = read_json(self.path / MANIFEST, TaskError).get("options")
-            check_same(self.path, before or {}, plan, TaskError, "a task")
+        if not (self.path / MANIFEST).exists():
             return False
-        begin_output(self.path, plan, TaskError, what="an unfinished task", mark=PLAN)
-        return True
+        before = read_manifest(self.path, MANIFEST, "task", FORMAT, TaskError).get("options")
+        check_same(self.path, before or {}, plan, TaskError, "a task")
+        return not (self.path / PLAN).exists()  # killed before it was cleared
 
-    def write_keys(self, keys: Vectors) -> Vectors:
-        """Write the keys as float32, or continue to."""
+    @contextmanager
+    def making(self, plan: dict[str, Any]) -> Iterator[bool]:
+        """Begin or continue a task with this plan, kept from other processes; False if it is finished."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        busy = TaskError(f"another amips label is at work in {self.path}; wait for it, or choose another out")
+        with locked(self.path / LOCK, busy):
+            try:
+                if (self.path / MANIFEST).exists():
+                    self.clear()
+                if self.is_finished(plan):
+                    yield False
+                    return
+                begin_output(self.path, plan, TaskError, what="an unfinished task", mark=PLAN)
+                remove_partials(self.path)
+                yield True
+            finally:
+                (self.path / LOCK).unlink(missing_ok=True)
+
+    def write_keys(self, keys: Vectors, fingerprint: str) -> Vectors:
+        """Write the keys as float32, or continue to; what is there already must be of this fingerprint."""
         size = max(1, (1 << 25) // (4 * keys.d))
         with RowFiles(self.path, keys.n, {"keys": (np.float32, (keys.d,))}) as files:
+            begun = files.done
             for start in range(files.done, keys.n, size):
                 files.append({"keys": keys.rows(start, start + size)})
                 files.commit()
-        return open_vectors(self.path / "keys.npy")
+        stored = open_vectors(self.path / KEYS)
+        if begun and inspect(stored, zero="keep").fingerprint != fingerprint:
+            raise TaskError(f"{self.path / KEYS} has changed since this task was begun; {ADVICE}")
+        return stored
 
     def query_files(self, split: str, m: int, d: int) -> RowFiles:
         """Tables "queries" [m, d] and "source" [m] of a split, to be filled row by row."""
@@ -124,32 +168,51 @@ class TaskStore:
 
     def top_ids(self, split: str) -> NDArray[np.int32]:
         """The top keys of a split that have been found."""
-        ids: NDArray[np.int32] = np.load(self.top(split) / "ids.npy", mmap_mode="r")
-        return ids
+        return load_npy(self.top(split) / "ids.npy", TaskError, dtype=np.int32, mmap=True)
 
     def cell_targets(self, split: str) -> Path:
         """Where the top key of every cell goes."""
         return self.path / split / "cells"
 
-    def read_cells(self) -> partition.Cells | None:
-        """The partition, if it has been written."""
-        if not (self.path / "cells.npy").exists():
+    def read_cells(self, n: int, d: int) -> partition.Cells | None:
+        """The partition of n keys, if it has been written whole."""
+        try:
+            return self._cells(n, None, d)
+        except TaskError:
             return None
-        return partition.Cells(np.load(self.path / "cells.npy"), np.load(self.path / "centroids.npy"))
+
+    def _cells(self, n: int, c: int | None, d: int) -> partition.Cells:
+        """The partition; TaskError unless every cell number is one of a centroid, and these are finite."""
+        centroids = load_npy(self.path / "centroids.npy", TaskError, dtype=np.float32, shape=(c, d))
+        assignment = load_npy(self.path / "cells.npy", TaskError, dtype=np.int32, shape=(n,))
+        if len(centroids) == 0 or assignment.min() < 0 or assignment.max() >= len(centroids):
+            raise TaskError(f"{self.path / 'cells.npy'} is damaged: it names cells that there are not")
+        if not np.isfinite(centroids).all():
+            raise TaskError(f"{self.path / 'centroids.npy'} is damaged: it has values that are not finite")
+        return partition.Cells(assignment, centroids)
 
     def write_cells(self, cells: partition.Cells) -> None:
         """Write the partition; the assignment goes last."""
-        np.save(self.path / "centroids.npy", cells.centroids)
-        assignment = cells.assignment.astype(np.int32)
+        centroids = cells.centroids.astype(np.float32, copy=False)
+        assignment = cells.assignment.astype(np.int32, copy=False)
+        write_atomically(self.path / "centroids.npy", lambda file: np.save(file, centroids))
         write_atomically(self.path / "cells.npy", lambda file: np.save(file, assignment))
 
     def finish(self, fields: dict[str, Any], cell_targets: bool) -> Task:
         """Declare the task finished, and read it."""
         fields = {"kind": "task", "format": FORMAT, **fields}
-        write_manifest(self.path, MANIFEST, fields, task_files(cell_targets))
+        n, d, c, rows = (fields[name] for name in ("n", "d", "c", "rows"))
+        tables = task_tables(n, d, c, rows, min(n, fields["options"]["k"]), cell_targets)
+        write_manifest(self.path, MANIFEST, fields, tables)
+        task = self.read(written=True)
+        self.clear()
+        return task
+
+    def clear(self) -> None:
+        """Remove what is needed only while a task is being made; only for who holds the lock."""
         for leftover in [*self.path.rglob(JOURNAL), self.path / PLAN]:
-            leftover.unlink()
-        return self.read()
+            leftover.unlink(missing_ok=True)
+        remove_partials(self.path)
 
 
 def check_task_place(path: str | Path) -> Path:
@@ -157,17 +220,16 @@ def check_task_place(path: str | Path) -> Path:
     return check_output(path, TaskError, what="a task", marks=[MANIFEST, PLAN])
 
 
-def load_task(path: "str | Path | Task", verify: bool = False) -> Task:
+def load_task(path: "str | Path | Task", verify: bool | None = None) -> Task:
     """A task from its directory; a task that is in memory already is returned as it is.
 
-    `verify` checks the SHA-256 of every file; sizes are always checked.
+    Args:
+        verify: True reads every file and checks its SHA-256 (of the keys their fingerprint); None those of up
+            to 64 MB, and `build`, `train`, `fit` and `bench` the others before they use them; False none.
+            Sizes, headers and cell numbers are always checked.
     """
-    return path if isinstance(path, Task) else TaskStore(path).read(verify)
-
-
-def task_files(cell_targets: bool) -> list[str]:
-    """Every file of a task but its manifest."""
-    tables = ["queries.npy", "source.npy", "top/scores.npy", "top/ids.npy"]
-    if cell_targets:
-        tables += ["cells/scores.npy", "cells/ids.npy"]
-    return ["keys.npy", "cells.npy", "centroids.npy", *(f"{split}/{t}" for split in SPLITS for t in tables)]
+    if not isinstance(path, Task):
+        return TaskStore(check_path("task", path, error=TaskError)).read(verify)
+    if verify:
+        path.verify()
+    return path

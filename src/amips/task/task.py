@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import cells as partition
+from amips.task.content import TaskContent
 from amips.vectors import Floats, Vectors
 
 SPLITS = ("train", "val", "test")
@@ -53,6 +54,7 @@ class Task:
         fingerprint: SHA-256 of the keys.
         options: what it was made with, as `label` was told.
         facts: what was noticed: `unit_norm`, `duplicate_queries`.
+        content: the files behind it; None for a task that was put together in memory.
     """
 
     path: Path
@@ -64,6 +66,15 @@ class Task:
     fingerprint: str
     options: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    content: TaskContent | None = field(default=None, repr=False, compare=False)
+
+    def verify(self) -> None:
+        """Read every file that has not been read since it was opened; TaskError if one has changed.
+
+        What is built or trained is known by the fingerprint of the keys: whoever does so calls this first.
+        """
+        if self.content is not None:
+            self.content.verify()
 
     @property
     def keys(self) -> Floats:

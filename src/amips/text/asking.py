@@ -19,15 +19,27 @@ from numpy.typing import NDArray
 
 from amips import exact
 from amips.errors import AmipsError, BundleError
-from amips.files import partial, read_manifest, write_manifest
-from amips.search import TOP, RoutingEstimate, Searcher, checked_k, load
+from amips.files import partial, sha256, write_manifest
+from amips.metrics import TOP
+from amips.routers import RoutingEstimate
+from amips.search import (
+    TEXT_FOLDER,
+    TEXT_FORMAT,
+    TEXT_KIND,
+    TEXT_MANIFEST,
+    Searcher,
+    checked_k,
+    load,
+    read_text_manifest,
+)
+from amips.signing import Trusted, approval
 from amips.text.embedding import Embedded
-from amips.text.encoders import Encoder, open_encoder
+from amips.text.encoders import Encoder, is_published_name, open_encoder, open_published
 from amips.text.texts import Text, TextFile
 from amips.vectors import Floats
 
-FOLDER, MANIFEST, TEXTS = "text", "text.json", "keys.jsonl"
-FORMAT = 1
+TEXTS = "keys.jsonl"
+SAME = 0.7  # the score of a text with its own key: 1 but for codes; with a key of another encoder about 0
 
 
 def attach(bundle: str | Path, embedded: Embedded | str | Path) -> None:
@@ -37,11 +49,18 @@ def attach(bundle: str | Path, embedded: Embedded | str | Path) -> None:
     index = load(bundle, verify=False, mmap=True)
     if index.fingerprint != embedded.fingerprint:
         raise BundleError(f"{bundle} does not hold the keys of {embedded.path}")
-    fields = {"kind": "texts", "format": FORMAT, "encoder": embedded.encoder, "keys": embedded.fingerprint}
-    with partial(bundle / FOLDER) as temporary:
+    fields = {
+        "kind": TEXT_KIND,
+        "format": TEXT_FORMAT,
+        "encoder": embedded.encoder,
+        "keys": embedded.fingerprint,
+    }
+    with partial(bundle / TEXT_FOLDER) as temporary:
         temporary.mkdir()
         shutil.copyfile(embedded.path / TEXTS, temporary / TEXTS)
-        write_manifest(temporary, MANIFEST, fields, [TEXTS])
+        if sha256(temporary / TEXTS) != embedded.manifest["files"][TEXTS]["sha256"]:
+            raise BundleError(f"{embedded.path / TEXTS} has changed since amips embed wrote it")
+        write_manifest(temporary, TEXT_MANIFEST, fields, [TEXTS])
 
 
 @dataclass(frozen=True)
@@ -73,46 +92,97 @@ class Answer:
 
 
 class Asker:
-    """A bundle with texts and an encoder, ready for questions."""
+    """A bundle with texts and an encoder, ready for questions.
 
-    def __init__(self, bundle: str | Path) -> None:
+    Args:
+        bundle: the bundle directory.
+        encoder: what encoded the texts, a name, a directory or an `Encoder`; by default the published model
+            that the bundle names. A directory that a bundle names is never opened: it may be someone else's.
+        trusted: as in `amips.load`; the texts must be signed too.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        *,
+        encoder: str | Path | Encoder | None = None,
+        trusted: Trusted | None = None,
+    ) -> None:
         self.path = Path(bundle)
-        self.index: Searcher = load(self.path)
-        if not (self.path / FOLDER / MANIFEST).exists():
+        self.index: Searcher = load(self.path, trusted=trusted)
+        if not (self.path / TEXT_FOLDER / TEXT_MANIFEST).exists():
             raise BundleError(f"{bundle} has no texts: build it with --texts DIR (what amips embed made)")
-        about = read_manifest(self.path / FOLDER, MANIFEST, "texts", FORMAT, BundleError)
+        approve = approval(self.path, f"{TEXT_FOLDER}/{TEXT_MANIFEST}", trusted, BundleError)
+        about = read_text_manifest(self.path, approve)
+        if TEXTS not in about["files"]:  # and so not checked
+            raise BundleError(
+                f"{self.path / TEXT_FOLDER / TEXT_MANIFEST} is damaged: it does not list {TEXTS}"
+            )
         if about.get("keys") != self.index.fingerprint:
             raise BundleError(
-                f"the texts in {self.path / FOLDER} belong to other keys: build with --texts again"
+                f"the texts in {self.path / TEXT_FOLDER} belong to other keys: build with --texts again"
             )
-        self.texts = TextFile(self.path / FOLDER / TEXTS)
+        self.texts = TextFile(self.path / TEXT_FOLDER / TEXTS)
         if len(self.texts) != self.index.n:
-            raise BundleError(f"{self.path / FOLDER / TEXTS} is damaged: {len(self.texts)} texts")
-        self._encoder = str(about.get("encoder"))
+            raise BundleError(f"{self.path / TEXT_FOLDER / TEXTS} is damaged: {len(self.texts)} texts")
+        self._named, self._brought = str(about.get("encoder")), encoder
 
     @cached_property
     def encoder(self) -> Encoder:
         """Opened when the first question is asked."""
-        encoder = open_encoder(self._encoder)
+        encoder = self._open()
         if encoder.d != self.index.d:
-            raise BundleError(f"{self._encoder} gives dimension {encoder.d}, the bundle has {self.index.d}")
+            raise BundleError(f"{encoder.name} gives dimension {encoder.d}, the bundle has {self.index.d}")
+        if encoder.name != self._named and not self._knows_keys(encoder):
+            raise BundleError(
+                f"{encoder.name} is not the encoder of {self.path}, which is {self._named}: it gives the "
+                "first text another vector than its key"
+            )
         return encoder
 
+    def _open(self) -> Encoder:
+        if isinstance(self._brought, (str, Path)):
+            return open_encoder(self._brought)
+        if self._brought is not None:
+            return self._brought
+        if not is_published_name(self._named):
+            raise BundleError(
+                f"{self.path} was made with the encoder {self._named!r}, which is not a published model: "
+                "name its directory with --encoder DIR (encoder=)"
+            )
+        return open_published(self._named)
+
+    def _knows_keys(self, encoder: Encoder) -> bool:
+        """Whether the first text, encoded, is found with the score that a unit vector has with itself."""
+        plain = replace(self.index, labels=None)
+        scores, _ = plain.search(encoder.encode([self.texts[0].whole]), 1, probes=plain.c)
+        return bool(scores[0, 0] > SAME)
+
     def ask(
-        self, question: str, k: int = 5, *, recall: float | None = None, probes: int | None = None
+        self,
+        question: str,
+        k: int = 5,
+        *,
+        recall: float | None = None,
+        probes: int | None = None,
+        best_effort: bool = False,
     ) -> Answer:
-        """The k best texts for a question, at the recall that the bundle was made for if neither is named."""
+        """The k best texts for a question, at the recall that the bundle was made for if neither is named.
+
+        With `best_effort`, a recall that cannot be had is a warning instead of an error.
+        """
         k = checked_k(k)
         x = self._encoded(question)
         plain = replace(self.index, labels=None)  # rows, not labels: rows are what texts have
         wanted = max(k, TOP) if probes is None else k  # recall is known of so many top keys
-        scores, ids = plain.search(x, wanted, recall=recall, probes=probes)
+        effort: dict[str, Any] = {"recall": recall, "probes": probes, "best_effort": best_effort}
+        scores, ids = plain.search(x, wanted, **effort)
         hits = [
             Hit(float(score), self.texts[int(row)])
             for score, row in zip(scores[0, :k], ids[0, :k], strict=True)
             if row >= 0
         ]
-        cost = plain.cost(x, wanted, recall=recall, probes=probes)
+        cost = plain.cost(x, wanted, **effort)
         return Answer(question, hits, int(cost.probed[0]), int(cost.scanned[0]), self.index.n)
 
     def compare(self, question: str, k: int = 5) -> list[Effort]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from amips.errors import AmipsError
 from amips.files import begin_output, check_output, check_same, read_manifest, write_manifest
-from amips.progress import bar
+from amips.progress import Bar
 from amips.text.digests import Digests, digest
 from amips.text.lines import line, writing
 from amips.text.sources import Hub, Local, Part, Record
@@ -117,7 +117,7 @@ class _Making:
     def _make(self, file: str, records: Callable[[], Iterator[str]]) -> int:
         path = self.out / file
         if not path.exists():
-            with writing(path) as to, bar(0, file, "lines", self.progress) as shown:
+            with writing(path) as to, Bar(0, file, "lines", self.progress) as shown:
                 if file == QRELS:
                     to.write("query-id\tcorpus-id\tscore\n")
                 for record in records():

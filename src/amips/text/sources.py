@@ -1,17 +1,17 @@
 """Where the records of BEIR's data sets come from: the Hugging Face Hub, or a directory like it."""
 
 import csv
-import gzip
 import json
 import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from amips.errors import AmipsError
 from amips.extras import needs_extra
+from amips.text.texts import bounded_lines, opened
 
 Record = dict[str, Any]
 Part = Literal["corpus", "queries", "qrels", "generated"]
@@ -90,7 +90,8 @@ class Local:
         for file in self._files(part):
             try:
                 yield from _records(file)
-            except (OSError, EOFError, ValueError, zlib.error, csv.Error) as problem:  # Arrow's errors too
+            except (OSError, EOFError, ValueError, RecursionError, zlib.error, csv.Error) as problem:
+                # Arrow's errors are OSErrors and ValueErrors.
                 said = " ".join(str(problem).split()) or type(problem).__name__
                 raise AmipsError(f"{file} is damaged or not readable: {said}") from None
 
@@ -132,7 +133,8 @@ def _records(file: Path) -> Iterator[Record]:
     if file.suffix == ".parquet":
         yield from _parquet(file)
         return
-    with _opened(file) as lines:
+    with opened(file) as unpacked:
+        lines = (line.decode("utf-8") for line in bounded_lines(unpacked, str(file)))
         if file.name.removesuffix(".gz").endswith(".tsv"):
             yield from csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
             return
@@ -142,12 +144,6 @@ def _records(file: Path) -> Iterator[Record]:
                 if not isinstance(record, dict):
                     raise ValueError(f"line {number} is not a JSON object")
                 yield record
-
-
-def _opened(file: Path) -> IO[str]:
-    if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8", newline="\n")
-    return file.open(encoding="utf-8", newline="\n")
 
 
 def _parquet(file: Path) -> Iterator[Record]:

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, SupportsIndex
+from typing import IO, Any, SupportsIndex, cast
 
 from amips.errors import AmipsError
 from amips.text.digests import Digests, digest
+from amips.untrusted import open_regular
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 TSV_ENDINGS = (".tsv", ".tab")
@@ -73,7 +74,7 @@ def read_texts(path: str | Path, empty: bool = False) -> Iterator[Text]:
     name = "standard input" if str(path) == "-" else str(path)
     parse: Parse | None = None
     ids = Digests(key=_ID_KEY)
-    with _opened(path) as file:
+    with opened(path) as file:
         for number, line in _lines(file, name):
             with _at(name, number):
                 parse = parse or _parser(path, line)
@@ -137,17 +138,16 @@ class TextFile:
         self._starts = array("q")
         self._numbers = array("q")  # of lines, only if there are blank ones: for error messages
         place, blank = 0, False
-        with _opened(self.path) as file:
-            for number, raw in enumerate(_raw_lines(file, str(path))):
-                if raw.strip():
-                    if blank:
-                        self._numbers.append(number)
-                    self._starts.append(place)
-                elif not blank:
-                    blank, self._numbers = True, array("q", range(len(self._starts)))
-                place += len(raw)
+        self._handle = open_regular(self.path, AmipsError)  # and the rows are read from what was looked at
+        for number, raw in enumerate(bounded_lines(self._handle, str(path))):
+            if raw.strip():
+                if blank:
+                    self._numbers.append(number)
+                self._starts.append(place)
+            elif not blank:
+                blank, self._numbers = True, array("q", range(len(self._starts)))
+            place += len(raw)
         self._starts.append(place)
-        self._handle = self.path.open("rb", buffering=0)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -206,21 +206,24 @@ def _at(name: str, number: int) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[IO[bytes]]:
+def opened(path: str | Path) -> Iterator[IO[bytes]]:
+    """A regular file of texts, unpacked if it is a .gz; `-` is standard input."""
     path = Path(path)
     if str(path) == "-":
         yield sys.stdin.buffer
         return
-    if not path.exists():
-        raise AmipsError(f"{path} does not exist")
     if path.is_dir():
         raise AmipsError(f"{path} is a directory; name a file of texts in it")
-    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rb") as file:
-        yield file
+    with open_regular(path, AmipsError) as file:
+        if path.suffix.lower() != ".gz":
+            yield file
+            return
+        with gzip.open(file, "rb") as unpacked:
+            yield cast(IO[bytes], unpacked)
 
 
-def _raw_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+def bounded_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+    """The lines of a file with their ends; one too long to be a text is an error, and not read whole."""
     number = 0
     while True:
         try:
@@ -237,7 +240,7 @@ def _raw_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _lines(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
     """(number from 0, line) of the lines that are not blank."""
-    for number, raw in enumerate(_raw_lines(file, name)):
+    for number, raw in enumerate(bounded_lines(file, name)):
         with _at(name, number):
             line = _decoded(raw, first=number == 0)
         if line.strip():

@@ -4,9 +4,19 @@ A `Vectors` is a read-only [n, d] table. It lives in memory or in a file; either
 float32 rows and nothing larger than the block asked for is ever converted or copied.
 """
 
-from amips.vectors.checks import Facts, first_equal, inspect, row_norms
+from amips.vectors.checks import Facts, first_equal, inspect, row_norms, unit_rows
 from amips.vectors.formats import open_vectors
 from amips.vectors.ids import read_ids
 from amips.vectors.vectors import Floats, Vectors
 
-__all__ = ["Facts", "Floats", "Vectors", "first_equal", "inspect", "open_vectors", "read_ids", "row_norms"]
+__all__ = [
+    "Facts",
+    "Floats",
+    "Vectors",
+    "first_equal",
+    "inspect",
+    "open_vectors",
+    "read_ids",
+    "row_norms",
+    "unit_rows",
+]

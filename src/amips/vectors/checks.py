@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from amips.vectors.vectors import BLOCK_BYTES, Floats, Vectors
 
 # Rows whose norms differ from 1 by less than this count as unit-norm: float16 storage rounds by ~5e-4.
 UNIT_TOLERANCE = 2e-3
+SAFE_NORMS = (1e-15, 1e15)  # between which squares of float32 neither overflow nor lose their digits
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,20 @@ class Facts:
         return abs(self.min_norm - 1) < UNIT_TOLERANCE and abs(self.max_norm - 1) < UNIT_TOLERANCE
 
 
-def inspect(vectors: Vectors, zero: str = "error", hint: str = "") -> Facts:
+def inspect(vectors: Vectors, zero: str = "error", hint: str = "", any_norm: bool = False) -> Facts:
     """Check every value and fingerprint the content, in one pass.
 
     Raises VectorError naming the first row that is not finite, or (unless `zero="keep"`) that is all
-    zero. The fingerprint is SHA-256 over the shape and the float32 rows: it does not depend on the file
-    format or on the block size.
+    zero, or (unless `any_norm`) so long that products with it may leave the range of float32. The
+    fingerprint is SHA-256 over the shape and the float32 rows: it does not depend on the file format or on
+    the block size.
     """
     if zero not in ("error", "keep"):
         raise VectorError(f'zero={zero!r}: expected "error" or "keep"')
     digest = hashlib.sha256(f"{vectors.n}x{vectors.d}:f32".encode())
     low, high, zeros = np.inf, 0.0, 0
     for start, block in vectors.blocks():
-        norms = row_norms(block)
+        norms = unit_rows(block)[1] if any_norm else row_norms(block)
         # A sum of squares is finite only if every value is (float32 overflow: checked again below).
         suspects = np.flatnonzero(~np.isfinite(norms))
         if suspects.size:
@@ -66,8 +69,20 @@ def inspect(vectors: Vectors, zero: str = "error", hint: str = "") -> Facts:
 
 def row_norms(block: Floats) -> Floats:
     """Euclidean norm of each row."""
-    norms: Floats = np.sqrt(np.einsum("ij,ij->i", block, block))
+    with np.errstate(over="ignore"):
+        norms: Floats = np.sqrt(np.einsum("ij,ij->i", block, block))
     return norms
+
+
+def unit_rows(block: Floats) -> tuple[Floats, NDArray[np.floating[Any]]]:
+    """Each row at norm 1, float32 [m, d], and the norms [m], whatever their size; a zero row stays zero."""
+    norms = row_norms(block)
+    if ((norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])).all():
+        return block / norms[:, None], norms
+    wide = block.astype(np.float64)  # squares of these fit
+    wide_norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    with np.errstate(invalid="ignore"):  # what is not finite is not so afterwards
+        return (wide / np.where(wide_norms > 0, wide_norms, 1)[:, None]).astype(np.float32), wide_norms
 
 
 def first_equal(vectors: Vectors) -> NDArray[np.int64]:

@@ -5,6 +5,8 @@ fresh memory. Blocks are read, not mapped, so that a pass over a large file does
 its pages; the memory map beside it is for scattered access.
 """
 
+import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from amips.errors import VectorError
 from amips.extras import needs_extra
 from amips.files import is_address
+from amips.npy import load_npy, npy_header
+from amips.untrusted import open_regular
 from amips.vectors.arrow import ARROW, from_arrow, open_arrow
 from amips.vectors.frames import from_frame, is_frame, stacked
 from amips.vectors.reading import Read, check_table, checked, one_line
@@ -89,6 +93,7 @@ def _open_file(source: str, role: str, single: bool) -> Vectors:
         raise VectorError(f"{path} does not exist")
     if path.is_dir():
         raise VectorError(f"{path} is a directory; give the vector file inside it")
+    open_regular(path, VectorError).close()  # a pipe would be waited for, without end
     ending = path.suffix.lower()
     with one_line(f"{path} is not a readable {ending} file"):
         if ending == ".npy":
@@ -113,28 +118,37 @@ def _split_inner(source: str) -> tuple[Path, str | None]:
 
 
 def _flat_reader(path: Path, dtype: np.dtype[Any], offset: int, columns: int) -> Read:
-    """Read rows of `columns` values from a file of fixed-size rows that begin at `offset`."""
+    """Read rows of `columns` values from a file of fixed-size rows that begin at `offset`.
+
+    The file stays open, so that what is read is what was checked, whatever happens to its name.
+    """
     row = columns * dtype.itemsize
+    with open_regular(path, VectorError) as file:
+        handle = os.dup(file.fileno())
 
     def read(start: int, stop: int) -> NDArray[Any]:
-        values = np.fromfile(path, dtype, max(0, stop - start) * columns, offset=offset + start * row)
-        if values.size != max(0, stop - start) * columns:
-            raise VectorError(f"{path} ended early while reading rows {start} to {stop}: it has been cut")
-        return values.reshape(-1, columns)
+        values: NDArray[Any] = np.empty((max(0, stop - start), columns), dtype)
+        left, at = values.view(np.uint8).reshape(-1).data, offset + start * row
+        while len(left):
+            size = os.preadv(handle, [left], at)
+            if size == 0:
+                raise VectorError(f"{path} ended early while reading rows {start} to {stop}: it has been cut")
+            left, at = left[size:], at + size
+        return values
 
+    weakref.finalize(read, os.close, handle).atexit = False
     return read
 
 
 def _open_npy(path: Path, single: bool) -> Vectors:
-    with np.errstate(over="ignore"):
-        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
-    if single and array.ndim == 1:
-        array = array.reshape(1, -1)
-    check_table(array.shape, array.dtype, str(path))
-    n, d = array.shape
+    header = npy_header(path, VectorError)
+    shape = (1, *header.shape) if single and len(header.shape) == 1 else header.shape
+    check_table(shape, header.dtype, str(path))
+    array = load_npy(path, VectorError, mmap=True).reshape(shape)
+    n, d = shape
     if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
         return Vectors(str(path), n, d, lambda a, b: np.asarray(array[a:b]), array)
-    return Vectors(str(path), n, d, _flat_reader(path, array.dtype, array.offset, d), array)
+    return Vectors(str(path), n, d, _flat_reader(path, header.dtype, header.offset, d), array)
 
 
 def _open_vecs(path: Path, dtype: np.dtype[Any]) -> Vectors:

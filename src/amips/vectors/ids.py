@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import AmipsError
+from amips.npy import load_npy
 from amips.vectors.arrow import ARROW, read_column
 from amips.vectors.reading import one_line
 
@@ -66,7 +67,7 @@ def _read_file(source: str) -> Any:
         if ending in ARROW:
             return read_column(path, column)
         if ending == ".npy":
-            return np.load(path, allow_pickle=False)
+            return load_npy(path, AmipsError)
     try:
         return path.read_text("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError:

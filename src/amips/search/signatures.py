@@ -1,0 +1,91 @@
+"""Signing a bundle, and checking all that can be checked of one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amips.errors import BundleError
+from amips.files import locked, read_manifest
+from amips.search.bundle_directory import FORMAT, LOCK, MANIFEST, bundle_stamp
+from amips.signing import Key, Trusted, approval, read_signature, write_signature
+from amips.untrusted import inside
+
+# The texts of the keys, if there are any: a folder of the bundle with a manifest of its own.
+TEXT_FOLDER, TEXT_MANIFEST, TEXT_KIND, TEXT_FORMAT = "text", "text.json", "texts", 1
+
+Approve = Callable[[bytes], None] | None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was checked of a bundle.
+
+    Attributes:
+        files: how many files have the SHA-256 that the manifests list.
+        texts: whether those of the texts are among them.
+        signed_by: the public key that the signature names, as hex; None without a signature. It proves
+            nothing unless keys to trust were named.
+    """
+
+    files: int
+    texts: bool
+    signed_by: str | None
+
+
+def sign(bundle: str | Path, key: Key) -> str:
+    """Sign a bundle, with its texts, after every file of it was verified; returns the public key as hex.
+
+    What is signed is the exact content of the manifests, and by the SHA-256 in them every file. A bundle that
+    is replaced afterwards is unsigned again.
+
+    Args:
+        bundle: the bundle directory.
+        key: the private key (Ed25519), a file or PEM as bytes.
+    """
+    bundle = Path(bundle)
+    if bundle_stamp(bundle) is None:
+        raise BundleError(f"{bundle} is not a finished bundle: it has no {MANIFEST}")
+    contents: dict[str, bytes] = {}
+    with locked(bundle / LOCK):  # against a save, which would replace what was verified
+
+        def keep(name: str) -> Approve:
+            return lambda data: contents.update({name: data})
+
+        _read_manifests(bundle, keep)
+        return write_signature(bundle, key, contents, BundleError)
+
+
+def verify(bundle: str | Path, trusted: Trusted | None = None) -> Verified:
+    """Check every file of a bundle and of its texts; BundleError if one has changed.
+
+    Args:
+        bundle: the bundle directory.
+        trusted: public keys, as in `load`: what none of them signed is an error too.
+    """
+    bundle = Path(bundle)
+    while True:
+        before = bundle_stamp(bundle)
+        try:
+            manifests = _read_manifests(bundle, lambda name: approval(bundle, name, trusted, BundleError))
+            signature = read_signature(bundle, BundleError)
+        except BundleError:
+            if bundle_stamp(bundle) != before:
+                continue  # it was replaced meanwhile
+            raise
+        files = sum(len(manifest["files"]) for manifest in manifests)
+        return Verified(files, len(manifests) > 1, None if signature is None else signature.key)
+
+
+def _read_manifests(bundle: Path, approve: Callable[[str], Approve]) -> list[dict[str, Any]]:
+    """The manifests of a bundle and of its texts, every file verified; `approve` is called with each name."""
+    manifests = [read_manifest(bundle, MANIFEST, "bundle", FORMAT, BundleError, True, approve(MANIFEST))]
+    if (bundle / TEXT_FOLDER / TEXT_MANIFEST).exists():
+        manifests.append(read_text_manifest(bundle, approve(f"{TEXT_FOLDER}/{TEXT_MANIFEST}")))
+    return manifests
+
+
+def read_text_manifest(bundle: Path, approve: Approve = None) -> dict[str, Any]:
+    """The manifest of a bundle's texts, checked, with every file that it lists."""
+    folder = inside(bundle, TEXT_FOLDER, BundleError)
+    return read_manifest(folder, TEXT_MANIFEST, TEXT_KIND, TEXT_FORMAT, BundleError, True, approve)
