@@ -36,6 +36,16 @@ test-backends: setup
 chaos: setup
 	AMIPS_KILLS=200 $(BIN)/python -m pytest tests/chaos/test_kills.py
 
+# `make test` has a small form of both; these take an hour or so. TRIES for each kind of directory, from a SEED.
+TRIES ?= 20000
+SEED ?= $(shell date +%s)
+fuzz: setup
+	AMIPS_FUZZ=$(TRIES) AMIPS_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -s tests/chaos/test_fuzz.py
+
+CHAOS ?= 300
+chaos: setup
+	AMIPS_CHAOS=$(CHAOS) $(BIN)/python -m pytest -s tests/chaos --ignore tests/chaos/test_fuzz.py
+
 demo: setup
 	$(BIN)/python examples/demo.py --out demo
 

@@ -126,11 +126,11 @@ def differing(before: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 @contextmanager
-def locked(path: Path, busy: AmipsError | None = None) -> Iterator[None]:
+def locked(path: Path, busy: AmipsError | None = None, *, remove: bool = False) -> Iterator[None]:
     """Hold a lock on `path` against other processes and threads; a killed process lets go of its own.
 
-    With `busy`, do not wait for another holder but raise that. A link at `path` is not followed. Whoever
-    holds the lock may remove the file.
+    With `busy`, do not wait for another holder but raise that. A link at `path` is not followed. With
+    `remove`, the file is gone afterwards.
     """
     error = AmipsError if busy is None else type(busy)
     while True:
@@ -143,7 +143,11 @@ def locked(path: Path, busy: AmipsError | None = None) -> Iterator[None]:
                 raise busy from None
             if not _is_still(handle, path):  # the holder before removed it: nobody else sees this lock
                 continue
-            yield
+            try:
+                yield
+            finally:
+                if remove:
+                    path.unlink(missing_ok=True)
             return
         finally:
             os.close(handle)
@@ -163,13 +167,19 @@ def partial(path: Path) -> Iterator[Path]:
 
     A block that fails leaves what was there before. A directory takes the place of the one before it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**6):06d}.tmp")
+    temporary, aside = _name_beside(path), _name_beside(path)
     try:
         yield temporary
         fsync_all(temporary)
-        if temporary.is_dir() and path.is_dir():
-            remove_directory(path)
-        temporary.replace(path)
+        if temporary.is_dir() and path.is_dir():  # a rename does not replace a directory that holds something
+            path.rename(aside)
+        try:
+            temporary.replace(path)
+        except OSError:
+            if aside.exists():
+                aside.rename(path)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
     except OSError as problem:
         if problem.filename is None:  # a write that fails does not say where
             problem.filename = str(path)
@@ -177,6 +187,11 @@ def partial(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)
+
+
+def _name_beside(path: Path) -> Path:
+    """A name that nobody else has, by which `remove_partials` knows it."""
+    return path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**6):06d}.tmp")
 
 
 def fsync_all(path: Path) -> None:
@@ -195,7 +210,7 @@ def remove_directory(path: Path) -> None:
 
     What is left of one that was killed has the name of a partial file: `remove_partials` clears it.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**6):06d}.tmp")
+    aside = _name_beside(path)
     try:
         path.rename(aside)
     except FileNotFoundError:
@@ -239,18 +254,6 @@ def stated_kinds(directory: Path) -> set[str]:
         if "kind" in value:
             kinds.add(str(value["kind"]))
     return kinds
-
-
-def read_toml(path: Path, error: type[AmipsError]) -> dict[str, Any]:
-    """Read a TOML file; a missing or damaged one becomes one line of `error`."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
-    try:
-        return tomllib.loads(read_bounded(path, error).decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise error(f"{path} is not TOML: {problem}") from None
 
 
 def sha256(path: Path, error: type[AmipsError] = AmipsError) -> str:

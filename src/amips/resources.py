@@ -1,7 +1,7 @@
 """Memory and disks that end: whatever a library raises then becomes one line.
 
-numpy, torch, faiss and the operating system each say it in their own way: as MemoryError, as an OSError, or as
-a RuntimeError with a page of text. What was on disk before is whole in every case: it is replaced last.
+numpy, torch, faiss and the operating system each say it in their own way: as MemoryError, as an OSError, or
+as a RuntimeError with a page of text. What was on disk before is whole in every case: it is replaced last.
 """
 
 import errno

@@ -59,6 +59,18 @@ def parse_json(data: bytes, name: object, error: type[AmipsError]) -> dict[str, 
     return value
 
 
+def read_toml(path: Path, error: type[AmipsError]) -> dict[str, Any]:
+    """Read a TOML file; a missing or damaged one becomes one line of `error`."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
+    try:
+        return tomllib.loads(read_bounded(path, error).decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise error(f"{path} is not TOML: {problem}") from None
+
+
 def inside(directory: Path, name: Any, error: type[AmipsError]) -> Path:
     """The path of what a manifest in `directory` calls `name`; `error` if that is outside of the directory.
 

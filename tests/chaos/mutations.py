@@ -24,19 +24,7 @@ VALUES = [
     *([], {}, [1], {"a": 1}, [[[[]]]], ["../../etc/passwd"]),
 ]
 DTYPES = [
-    "<f4",
-    "<f8",
-    "<f2",
-    "<i4",
-    "<i8",
-    "|u1",
-    "|b1",
-    "|O",
-    "<U4",
-    "<c8",
-    ">f4",
-    "|V4",
-    "<M8[s]",
+    *("<f4", "<f8", "<f2", "<i4", "<i8", "|u1", "|b1", "|O", "<U4", "<c8", ">f4", "|V4", "<M8[s]"),
     "(2,)<f4",
 ]
 
@@ -66,21 +54,17 @@ def mutate(directory: Path, rng: random.Random) -> str:
 def reseal(directory: Path) -> None:
     """Make sizes, hashes and digests of all manifests true again, where that is possible."""
     for path in sorted(directory.rglob("*.json"), key=lambda path: -len(path.parts)):
-        try:
-            manifest = json.loads(path.read_bytes())
-            files = manifest["files"]
-            for name, facts in files.items():
-                listed = path.parent / name
-                if listed.is_file() and isinstance(facts, dict):
-                    facts.update(size=listed.stat().st_size, sha256=sha256(listed))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            if not path.is_file():
-                continue
+        if path.is_symlink() or not path.is_file():
+            continue
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-            manifest = locals().get("manifest") or json.loads(path.read_bytes())
-            if isinstance(manifest, dict) and "digest" in manifest:
+            manifest = json.loads(path.read_bytes())
+            files = manifest.get("files")
+            for name, facts in files.items() if isinstance(files, dict) else ():
+                listed = path.parent / name
+                if listed.is_file() and not listed.is_symlink() and isinstance(facts, dict):
+                    facts.update(size=listed.stat().st_size, sha256=sha256(listed))
+            if "digest" in manifest:
                 path.write_text(json.dumps({**manifest, "digest": digest_of(manifest)}, indent=1) + "\n")
-        manifest = None
 
 
 def _flip(data: bytes, rng: random.Random) -> bytes:

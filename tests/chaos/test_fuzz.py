@@ -1,7 +1,7 @@
 """Damaged and hostile directories: opening them ends in one line or in a right use, whatever was changed.
 
-AMIPS_FUZZ=20000 AMIPS_FUZZ_SEED=7 tries so many for each kind, from another seed (`make fuzz`). Each try takes
-a copy of a good directory, changes one thing (`mutations`), in half of the tries makes hashes true again, and uses the
+AMIPS_FUZZ=20000 AMIPS_FUZZ_SEED=7 tries so many for each kind, from another seed (`make fuzz`). Each copies a
+good directory, changes one thing (`mutations`), in half of the tries makes hashes true again, and uses the
 result in a child process. What is looked for: signals, hangs, errors that are not one line, ids out of range,
 and files outside of the directory that were opened.
 """

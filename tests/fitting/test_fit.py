@@ -449,7 +449,7 @@ def test_files_and_the_numbers_of_cells_that_are_tried(fast, data, tmp_path, cap
         tmp_path / "keys.npy", str(tmp_path / "queries.npy"), minutes=1, out=str(tmp_path / "b")
     )
     out = capsys.readouterr().out
-    assert "plain IVF is the best of 22, 45, 89, 179, 250 cells; the best design is\n" in out
+    assert "the baseline is plain IVF, the best of 22, 45, 89, 179, 250 cells; the best design is\n" in out
     tried = [
         words.split() for _, words in trials(out.split("training a router")[0]) if "plain IVF" not in words
     ]
@@ -468,7 +468,7 @@ def test_in_little_time_two_partitions_are_tried(fast, data, tmp_path, capsys):
     out = capsys.readouterr().out
     tried = [words for _, words in trials(out.split("training a router")[0]) if "plain IVF" not in words]
     assert ["query-aware" in words for words in tried] == [True, False]
-    assert "plain IVF is the best of 179 cells (with more time others may be better);" in out
+    assert "the baseline is plain IVF, the best of 179 cells (with more time others may be better);" in out
 
 
 def test_an_old_bundle_is_replaced(fast, data, tmp_path):
@@ -513,7 +513,7 @@ def test_interrupted_work_is_reused(interrupted, tmp_path, fast, monkeypatch):
         # There may be time for more of them now; those that were made are not made again.
         if len(all_cells(begun)) == 2:
             patch.setattr(candidates, "STRENGTHS", (1.5, 0.0, 0.0))
-        patch.setattr(builder, "query_aware", lambda *_, **__: pytest.fail("the cells were there already"))
+        patch.setattr(builder, "make_cells", lambda *_, **__: pytest.fail("the cells were there already"))
         patch.setattr("amips.exact.top_k", lambda *_, **__: pytest.fail("the labels were there already"))
         interrupted()
     assert amips.load(tmp_path / "b").c == CELLS

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from amips.errors import AmipsError, TaskError
-from amips.files import locked, partial, read_json, read_toml, remove_directory, remove_partials, stated_kinds
+from amips.files import locked, partial, read_json, remove_directory, remove_partials, stated_kinds
 from amips.npy import HEADER_BYTES, load_npy, npy_header
-from amips.untrusted import inside, open_regular, read_bounded
+from amips.untrusted import inside, open_regular, read_bounded, read_toml
 
 
 def refused(match, call, *inputs, **options):

@@ -243,11 +243,12 @@ class TestStorage:
                 assert (point.recall10, point.scanned) == (1, 1)
                 continue
             store = stored.store if point.refine is None else replace(stored.store, refine=point.refine)
-            ids = replace(stored, store=store).search(val, 10, **options)[1]
+            index = replace(stored, store=store)
+            ids = index.search(val, 10, **options)[1]
             hits = (true[:, :, None] == ids[:, None, :]).any(axis=2)
             assert point.recall10 == pytest.approx(hits.mean())
             assert point.recall1 == pytest.approx(hits[:, 0].mean())
-            assert point.flops == pytest.approx(stored.cost(val, **options).flops.mean())
+            assert point.flops == pytest.approx(index.cost(val, **options).flops.mean())
 
     @pytest.mark.parametrize("threads", [1, 2])
     def test_threads(self, stored, x, threads):

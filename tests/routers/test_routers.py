@@ -18,7 +18,7 @@ from amips.learn.affine_network import AffineNetwork, affine_network
 from amips.learn.batches import CellBatches
 from amips.learn.losses import CellBatch, route_loss, total_loss
 from amips.metrics import routing_accuracy
-from amips.nets import AffineArchitecture, AffineNet, MaxAffine, load_model
+from amips.nets import AffineArchitecture, AffineNet, MaxAffine, initial_model, load_model
 from amips.nets.recipe import Recipe
 from amips.routers import (
     CellRouter,
@@ -464,13 +464,24 @@ class TestBeginning:
     """Where training begins."""
 
     def test_a_linear_router_begins_at_the_centroids(self, task):
-        begun = affine_network(amips.Linear(bias=True).architecture(0, task.d, task.c), task, 0.0, seed=0)
+        begun = initial_model(task, amips.Linear(bias=True))
         x = np.asarray(task.val.queries)
-        np.testing.assert_allclose(begun.export({}).scores(x), x @ task.cells.centroids.T, atol=1e-5)
+        np.testing.assert_allclose(begun.scores(x), x @ task.cells.centroids.T, atol=1e-5)
+
+    @pytest.mark.parametrize("network", [amips.Linear(bias=True), MaxAffine(3), MaxAffine(2, rank=6)], ids=str)
+    def test_training_begins_with_its_weights(self, task, network):
+        begun = initial_model(task, network)
+        module = affine_network(begun, 0.5)
+        assert module.smooth == 0.5
+        assert module.moved() == 0
+        exported = module.export({})
+        assert exported.architecture == begun.architecture == network.architecture(task.n, task.d, task.c)
+        assert exported.weights.keys() == begun.weights.keys()
+        for name, weight in begun.weights.items():
+            np.testing.assert_array_equal(exported.weights[name], weight)
 
     def test_with_a_rank_at_the_nearest_to_the_centroids(self, task):
-        a = amips.Linear(rank=6).architecture(0, task.d, task.c)
-        begun = affine_network(a, task, 0.0, seed=0).export({})
+        begun = initial_model(task, amips.Linear(rank=6))
         x = np.asarray(task.train.queries)
         want = x @ task.cells.centroids.T
         projection = learn_projection(open_vectors(task.keys), open_vectors(x), 6)
@@ -478,13 +489,11 @@ class TestBeginning:
         reduced = x @ projection.queries.T
         best = reduced @ np.linalg.lstsq(reduced, want, rcond=None)[0]
         np.testing.assert_allclose(begun.scores(x), best, atol=1e-3)
-        full = amips.Linear(rank=task.d).architecture(0, task.d, task.c)
-        same = affine_network(full, task, 0.0, seed=0).export({})
+        same = initial_model(task, amips.Linear(rank=task.d))
         np.testing.assert_allclose(same.scores(x), want, atol=1e-3)
 
     def test_pieces_begin_at_parts_of_their_own_cell(self, task):
-        a = MaxAffine(3).architecture(0, task.d, task.c)
-        pieces = affine_network(a, task, 0.0, seed=0).export({}).weights["W"].reshape(task.c, 3, task.d)
+        pieces = initial_model(task, MaxAffine(3)).weights["W"].reshape(task.c, 3, task.d)
         np.testing.assert_allclose(np.linalg.norm(pieces, axis=2), 1, rtol=1e-5)
         for j, own in enumerate(pieces):
             members = task.keys[task.cells.assignment == j]
@@ -498,18 +507,14 @@ class TestBeginning:
             assert (members @ own.T).max(axis=1).mean() > (members @ task.cells.centroids[j]).mean() + 0.01
 
     def test_the_seed_decides(self, task):
-        a = MaxAffine(3).architecture(0, task.d, task.c)
-        first, again, other = (
-            affine_network(a, task, 0.0, seed).export({}).weights["W"] for seed in (1, 1, 2)
-        )
+        first, again, other = (initial_model(task, MaxAffine(3), seed).weights["W"] for seed in (1, 1, 2))
         np.testing.assert_array_equal(first, again)
         assert (first != other).any()
 
     def test_in_blocks(self, task, monkeypatch):
-        a = MaxAffine(2).architecture(0, task.d, task.c)
-        whole = affine_network(a, task, 0.0, 0).export({}).weights["W"]
+        whole = initial_model(task, MaxAffine(2)).weights["W"]
         monkeypatch.setattr("amips.vectors.vectors.BLOCK_BYTES", 37 * 4 * task.d)
-        np.testing.assert_allclose(affine_network(a, task, 0.0, 0).export({}).weights["W"], whole, atol=1e-4)
+        np.testing.assert_allclose(initial_model(task, MaxAffine(2)).weights["W"], whole, atol=1e-4)
 
     def test_cells_with_fewer_keys_than_pieces(self, task):
         """One cell holds one key, another none at all."""
@@ -518,8 +523,7 @@ class TestBeginning:
         assignment[assignment == 6] = 4
         assignment[0] = 6
         few = task.with_cells(replace(task.cells, assignment=assignment))
-        pieces = affine_network(MaxAffine(4).architecture(0, task.d, task.c), few, 0.0, 0).export({})
-        pieces = pieces.weights["W"].reshape(task.c, 4, task.d)
+        pieces = initial_model(few, MaxAffine(4)).weights["W"].reshape(task.c, 4, task.d)
         assert np.isfinite(pieces).all()
         np.testing.assert_allclose(np.linalg.norm(pieces, axis=2), 1, rtol=1e-5)
         assert ((pieces[6] @ task.keys[0]).max()) == pytest.approx(np.linalg.norm(task.keys[0]), rel=1e-4)
@@ -527,13 +531,8 @@ class TestBeginning:
     @pytest.mark.parametrize(
         ("network", "match"),
         [
-            (
-                amips.Linear(rank=-1),
-                r"^rank=-1: expected a whole number up to the dimension, 16; 0 for no projection$",
-            ),
-            (amips.Linear(rank=17), r"^rank=17: "),
+            (amips.Linear(rank=17), r"^rank=17: expected a whole number from 0 to 16$"),
             (MaxAffine(rank=17), r"^rank=17: "),
-            (MaxAffine(pieces=0), r"^pieces=0: expected a whole number, at least 1$"),
         ],
         ids=str,
     )
@@ -541,6 +540,11 @@ class TestBeginning:
         with pytest.raises(RunError, match=match):
             train(task, tmp_path / "run", network)
         assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(("name", "value"), [("rank", -1), ("pieces", 0)])
+    def test_what_no_task_can_have(self, name, value):
+        with pytest.raises(RunError, match=rf"^{name}={value}: expected a whole number, at least"):
+            MaxAffine(**{name: value})
 
 
 class TestFiles:
@@ -744,7 +748,7 @@ class TestTraining:
         task = amips.label(keys, asked, cells=64, query_aware=0.0, val=300, test=300, out=tmp_path / "task")
         model = train(task, tmp_path / "run", network, 60_000, 128, evaluations=20, recipe=Recipe(rate=3e-3))
         x = np.asarray(task.test.queries)
-        begun = affine_network(model.architecture, task, 0.0, 0).export({})
+        begun = initial_model(task, network)
         before, learned = (evaluate(m, task, task.test)["scan@0.95"] for m in (begun, model))
         centroid = centroid_metrics(task, task.test)["scan@0.95"]
         assert learned < 0.97 * before

@@ -306,7 +306,7 @@ def test_second_cells_that_fit_in_number_only(tmp_path, storage):
 @pytest.mark.parametrize("fraction", [1.5, -0.1, float("nan"), "0.5", True])
 def test_not_a_fraction(task, fraction):
     with pytest.raises(
-        amips.AmipsError, match=r"^spill_fraction=.*: expected a fraction of the keys, from 0 to 1$"
+        amips.AmipsError, match=r"^spill_fraction=.*: expected a fraction of the keys from 0 to 1$"
     ):
         plain_build(task, None, spill_fraction=fraction)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -82,6 +83,15 @@ def test_the_same_again(world, index, wrapped, tmp_path):
     assert size < len(before) / 2  # everything but the index
     amips.load(tmp_path / "b", index=index).save(tmp_path / "b")  # over itself
     assert len(list((tmp_path / "b").glob("data-*"))) == 1
+
+
+def test_pickled(world, wrapped):
+    """For joblib and Ray: with its index, whose parts are found in it again."""
+    again = pickle.loads(pickle.dumps(wrapped))
+    assert (again.points, again.target_recall) == (wrapped.points, wrapped.target_recall)
+    x = world[1][:50]
+    for options in ({}, {"probes": 4}):
+        np.testing.assert_array_equal(again.search(x, **options)[1], wrapped.search(x, **options)[1])
 
 
 def test_it_says_which_index_it_needs(index, wrapped, tmp_path):

@@ -25,7 +25,7 @@ from amips.bench.machine import describe_machine
 from amips.bench.systems import System
 from amips.errors import ResultsError
 from amips.files import begin_output, read_json, write_atomic, write_json
-from amips.untrusted import read_bounded
+from amips.untrusted import inside, read_bounded
 
 RESULTS, RUNS, WORK = "results.json", "runs", "work"
 FORMAT = 2
@@ -66,7 +66,7 @@ class ResultsStore:
         if about is None:
             if not (self.path / RESULTS).exists():
                 raise ResultsError(f"{path} holds no {RESULTS}: it is not the results of amips bench")
-            self.about = read_json(self.path / RESULTS, ResultsError)
+            self.about = read_json(inside(self.path, RESULTS, ResultsError), ResultsError)
             return
         begin_output(path, about, ResultsError, what="the results of a bench", mark=RESULTS)
         (self.path / RUNS).mkdir(exist_ok=True)
@@ -122,7 +122,7 @@ class ResultsStore:
         return stored
 
     def _read(self, path: Path, system: System) -> Run:
-        about = read_json(path, ResultsError)
+        about = read_json(inside(self.path, f"{RUNS}/{path.name}", ResultsError), ResultsError)
         if about.get("kind") != "run" or about.get("format") != FORMAT:
             raise ResultsError(f"{path} is not a run that this version of amips reads")
         arrays = _read_arrays(path.with_suffix(".npz"))
@@ -150,14 +150,18 @@ def _write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         # From memory: numpy leaves a damaged file open.
+        path = inside(path.parent, path.name, ResultsError)
         data = io.BytesIO(read_bounded(path, ResultsError, MOST_BYTES))
         with zipfile.ZipFile(data) as archive:
             if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
                 raise ValueError("its arrays are larger than those of any run")
         with np.load(data, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+            arrays = {name: stored[name] for name in stored.files}
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("it holds something else than arrays")
+        return arrays
     except Exception as problem:  # a damaged archive makes numpy and zipfile raise nearly anything
-        said = " ".join(str(problem).split()) or type(problem).__name__
+        said = " ".join(str(problem).split())[:200] or type(problem).__name__
         raise ResultsError(f"{path} is damaged: {said}") from None
 
 

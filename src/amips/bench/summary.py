@@ -16,6 +16,7 @@ from amips.errors import ResultsError
 from amips.files import read_json, write_json
 from amips.nets import is_run
 from amips.tables import markdown_table
+from amips.untrusted import inside
 
 SUMMARY = "summary.json"
 FORMAT = 1
@@ -133,7 +134,7 @@ def load_summary(directory: str | Path) -> Summary:
         raise ResultsError(
             f"{directory} holds no {SUMMARY}: not results of amips bench, an experiment or a training run"
         )
-    values = read_json(path, ResultsError)
+    values = read_json(inside(path.parent, path.name, ResultsError), ResultsError)
     if values.pop("kind", None) != "summary" or values.pop("format", None) != FORMAT:
         raise ResultsError(f"{path} is not a summary that this version of amips reads")
     try:

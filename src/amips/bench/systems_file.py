@@ -31,8 +31,8 @@ from typing import Any
 from amips.bench.systems import System
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.files import read_toml
 from amips.nets import Linear, Recipe
+from amips.untrusted import read_toml
 
 CENTROID, LINEAR = "centroid", "linear"
 KINDS: dict[str, tuple[type, ...]] = {

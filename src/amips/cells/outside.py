@@ -39,6 +39,10 @@ class IVFParts:
     transforms: list[Any]
     id_map: Any  # FAISS's own vector, so that keys added later have their ids
 
+    def __reduce__(self) -> Any:
+        """For pickle: the index, taken apart again; the parts are inside of it."""
+        return ivf_parts, (self.index,)
+
     @property
     def inner_product(self) -> bool:
         """Whether larger scores are better; otherwise they are squared L2 distances."""

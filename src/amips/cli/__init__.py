@@ -40,7 +40,7 @@ def run_command(command: click.Command, stopped: str) -> None:
             command(standalone_mode=False)
     except click.exceptions.Abort as stop:
         if isinstance(stop.__cause__, EOFError):  # click takes the end of a file for the end of the input
-            echo(f"error: a file ended unexpectedly: {stop.__cause__ or 'it is cut'}", err=True)
+            echo(f"error: a file ended unexpectedly: {str(stop.__cause__) or 'it is cut'}", err=True)
             sys.exit(1)
         echo(stopped, err=True)
         sys.exit(130)

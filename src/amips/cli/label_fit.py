@@ -7,6 +7,7 @@ import click
 
 import amips
 from amips.cli.options import IDS_HELP, cli, echo, output, size
+from amips.fitting import FIT_MINUTES
 from amips.metrics import TARGET_RECALL
 from amips.tables import text_table
 from amips.task import SPLITS
@@ -64,7 +65,7 @@ def label(
 @click.argument("keys")
 @click.argument("queries")
 @click.option("--out", required=True, type=output, help="The bundle to make or replace.")
-@click.option("--minutes", default=5.0, help="How long it may take, roughly.")
+@click.option("--minutes", default=FIT_MINUTES, help="How long it may take, roughly.")
 @click.option("--recall", default=TARGET_RECALL, help="The recall@10 at which cost is to be least.")
 @click.option(
     "--objective",

@@ -6,7 +6,10 @@ from typing import Any
 import click
 
 import amips
+from amips.bench import Judgements, Settings, draw_figures, load_summary, read_qrels, write_page
+from amips.bench import bench as run
 from amips.cli.options import cli, echo, output, output_file, path, print_summary
+from amips.task import load_task
 
 
 @cli.command()
@@ -17,13 +20,13 @@ from amips.cli.options import cli, echo, output, output_file, path, print_summar
 @click.option(
     "--backend", "backends", multiple=True, help="Also hnsw, scann, pgvector, ...; may be repeated."
 )
-@click.option("--minutes", default=0.5, help="Training time of each router, at most.")
-@click.option("--rounds", default=3, help="How often each time is taken.")
-@click.option("--batch", default=1024, help="Queries in the large batch.")
-@click.option("--singles", default=64, help="Queries that are timed one at a time.")
+@click.option("--minutes", default=Settings.minutes, help="Training time of each router, at most.")
+@click.option("--rounds", default=Settings.rounds, help="How often each time is taken.")
+@click.option("--batch", default=Settings.batch, help="Queries in the large batch.")
+@click.option("--singles", default=Settings.singles, help="Queries that are timed one at a time.")
 @click.option("--texts", type=path, help="The directory of amips embed: the ids that --qrels speaks of.")
 @click.option("--qrels", type=path, help="Relevance judgements: also measure nDCG@10 and recall@100.")
-@click.option("--seed", default=0)
+@click.option("--seed", default=Settings.seed)
 def bench(
     task: Path, models: tuple[Path, ...], texts: Path | None, qrels: Path | None, **options: Any
 ) -> None:
@@ -32,8 +35,6 @@ def bench(
     By default: FAISS IVF over a sweep of cells, what amips fit usually makes, every given model, exact search
     and HNSW. An interrupted bench continues when the same command is given again.
     """
-    from amips.bench import bench as run
-
     if (texts is None) != (qrels is None):
         raise click.UsageError("--qrels and --texts go together: judgements, and the ids of queries and keys")
     judgements = None if texts is None or qrels is None else read_judgements(task, texts, qrels)
@@ -47,8 +48,6 @@ def bench(
 @click.option("--figures", "pictures", type=output, help="Also write the charts here, as PNG and SVG.")
 def report(results: Path, out: Path | None, pictures: Path | None) -> None:
     """Make one self-contained HTML page of RESULTS: of a bench, an experiment, or a training run."""
-    from amips.bench import draw_figures, load_summary, write_page
-
     if pictures is not None:
         if pictures.exists() and not pictures.is_dir():
             raise amips.AmipsError(f"{pictures} is a file; name a directory for the figures")
@@ -60,8 +59,6 @@ def report(results: Path, out: Path | None, pictures: Path | None) -> None:
 
 def read_judgements(task: Path, texts: Path, qrels: Path) -> Any:
     """Judgements with the ids of the texts that a task was made of."""
-    from amips.bench import Judgements, read_qrels
-    from amips.task import load_task
     from amips.text import Embedded
 
     embedded = Embedded(texts)

@@ -70,7 +70,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except EOFError as problem:
-            raise AmipsError(f"a file ended unexpectedly: {problem or 'it is cut'}") from problem
+            raise AmipsError(f"a file ended unexpectedly: {str(problem) or 'it is cut'}") from problem
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -14,7 +14,7 @@ from amips.errors import AmipsError, VectorError
 from amips.extras import needs_extra
 from amips.files import locked, remove_partials
 from amips.fitting.fitting import Fitting
-from amips.fitting.settings import Settings
+from amips.fitting.settings import FIT_MINUTES, Settings
 from amips.index import check_enough_keys
 from amips.metrics import TARGET_RECALL
 from amips.resources import plain_resource_errors
@@ -31,7 +31,7 @@ def fit(
     queries: Any,
     *,
     out: str | Path | None = None,
-    minutes: float = 5.0,
+    minutes: float = FIT_MINUTES,
     cells: int | None = None,
     recall: float = TARGET_RECALL,
     objective: Objective = "flops",
@@ -112,11 +112,10 @@ def _alone(out: Path) -> Iterator[Path]:
     work = out.with_name(out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
     busy = AmipsError(f"another amips fit is at work on {out}; wait for it, or choose another out")
-    with locked(work / LOCK, busy):
-        try:
+    try:
+        with locked(work / LOCK, busy, remove=True):
             remove_partials(work)
             yield work
-        finally:
-            (work / LOCK).unlink(missing_ok=True)
-            with suppress(OSError):  # it has the work of another call
-                work.rmdir()
+    finally:
+        with suppress(OSError):  # it has the work of another call
+            work.rmdir()

@@ -68,8 +68,8 @@ class Estimator:
         """What plain IVF with so many cells costs: the same probes for every query, float32 keys."""
         design = Design.plain(count)
         routing = self._routing(design, None, None)
-        scanned = routing.at_probes(routing.probes_for(self.settings.recall)).scanned.mean()
-        return float(2 * self.builder.task.d * (count + scanned) / self.full)
+        scanned = routing.at_probes(routing.probes_for(self.settings.recall)).scanned
+        return self._cost_of(design, None, scanned)
 
     def candidate(self, design: Design, model: Any, second: NDArray[np.int32] | None = None) -> Candidate:
         """The design with the storage that makes it cheapest."""
@@ -95,8 +95,11 @@ class Estimator:
         recall = self.settings.recall
         if design.storage != "flat":
             recall = min(recall / CODES_KEEP, (1 + recall) / 2)
+        return self._cost_of(design, model, routing.at_mass(routing.min_mass_for(recall)).scanned)
+
+    def _cost_of(self, design: Design, model: Any, scanned: NDArray[np.int64]) -> float:
+        """FLOPs of choosing cells and of scanning so many keys [m], as a share of a full scan."""
         task = self.builder.task
-        scanned = routing.at_mass(routing.min_mass_for(recall)).scanned
         parts = pq_parts(task.d) if design.storage == "pq" else 0
         scan = scan_flops(design.storage, scanned, task.d, REFINE * TOP, design.dimensions or 0, parts)
         router = router_for(model, self.builder.cells(design).centroids)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from amips.design import Storage
 from amips.search import Objective
 
+FIT_MINUTES = 5.0  # that a fit may take where nothing else is asked
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -98,7 +98,7 @@ class FaissCellStore:
         `second` [n] names another cell for some keys to be in, too; -1 for none.
         """
         index = fill(keys, assignment, centroids, storage, projection, second)
-        parts = (index, storage, *entries_of(index), centroids)
+        parts = (index, storage, *entries_of(index), np.ascontiguousarray(centroids, np.float32))
         if storage == "flat":
             return cls(*parts, second=second)
         # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
@@ -249,13 +249,17 @@ class FaissCellStore:
     def _scan_each(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         """Query by query from keys on disk, of which only the probed cells are read."""
         best = np.full((len(x), k), -np.inf, np.float32), np.full((len(x), k), -1, np.int64)
+        x = np.ascontiguousarray(x, np.float32)
         for row, probed in enumerate(cells):
-            chosen = [j for j in probed.tolist() if j >= 0 and self.sizes[j]]
-            if not chosen:
+            sizes = self.sizes[chosen := probed[probed >= 0]]
+            if not sizes.any():
                 continue
-            scores = np.concatenate([self._rows_of(j) @ x[row] for j in chosen])
-            ids = np.concatenate([self._ids_of(j) for j in chosen])
-            scores, ids = reaching(scores, ids, k, twice=self.second is not None)
+            ends = np.cumsum(sizes)
+            places = np.repeat(self._starts[chosen] + sizes - ends, sizes) + np.arange(ends[-1])
+            scores = np.empty(len(places), np.float32)
+            pointers = [faiss.swig_ptr(a) for a in (scores, x[row], self.rows, places)]
+            faiss.fvec_inner_products_by_idx(*pointers, self.d, 1, len(places))
+            scores, ids = reaching(scores, self.entries[places], k, twice=self.second is not None)
             best[0][row : row + 1], best[1][row : row + 1] = best_of(scores[None], ids[None], k)
         return best
 
@@ -290,8 +294,7 @@ class FaissCellStore:
         """What is scanned, cell by cell."""
         if self.rows is None:
             return (codes_of(self.index, j, size) for j, size in enumerate(self.sizes.tolist()))
-        step = max(1, SAVED_BYTES // (4 * self.d))
-        rows = self.rows
+        rows, step = self.rows, max(1, SAVED_BYTES // (4 * self.d))
         return (rows[low : low + step].reshape(-1).view(np.uint8) for low in range(0, len(rows), step))
 
     def save(self, directory: Path) -> list[str]:

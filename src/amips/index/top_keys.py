@@ -138,11 +138,15 @@ def narrow_type(count: int) -> Any:
 
 
 def reaching(scores: Floats, ids: Ids, k: int, twice: bool) -> tuple[Floats, Ids]:
-    """Of one query, scores [w] and ids [w] that reach the k-th best, in any order; each key once."""
+    """Of one query, scores [w] and ids [w] among which the k best are, in any order; each key once.
+
+    `twice` says that a key may be there two times.
+    """
+    wanted = 2 * k if twice else k
+    if len(scores) > wanted:
+        reached = scores >= np.partition(scores, len(scores) - wanted)[len(scores) - wanted]
+        scores, ids = scores[reached], ids[reached]
     if twice:
         ids, first = np.unique(ids, return_index=True)
         scores = scores[first]
-    if len(scores) <= k:
-        return scores, ids
-    reached = scores >= np.partition(scores, len(scores) - k)[len(scores) - k]
-    return scores[reached], ids[reached]
+    return scores, ids

@@ -19,7 +19,7 @@ from amips.nets.spec import Architecture
 from amips.untrusted import open_regular
 
 HEADER_BYTES = 1 << 20  # of the names and shapes of weights: those of a thousand layers take a fifth of it
-TYPES = {"F32": "float32"}
+TYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}  # by the names of the format
 
 
 def load_model(directory: str | Path, error: type[AmipsError] = RunError) -> Model:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from amips.errors import RunError
-from amips.files import read_toml
 from amips.nets.recipe import Recipe
 from amips.nets.spec_json import network_fields
+from amips.untrusted import read_toml
 
 
 def read_recipe(path: str | Path) -> tuple[Recipe, dict[str, Any] | None]:

@@ -128,18 +128,15 @@ class TaskStore:
         """Begin or continue a task with this plan, kept from other processes; False if it is finished."""
         self.path.mkdir(parents=True, exist_ok=True)
         busy = TaskError(f"another amips label is at work in {self.path}; wait for it, or choose another out")
-        with locked(self.path / LOCK, busy):
-            try:
-                if (self.path / MANIFEST).exists():
-                    self.clear()
-                if self.is_finished(plan):
-                    yield False
-                    return
-                begin_output(self.path, plan, TaskError, what="an unfinished task", mark=PLAN)
-                remove_partials(self.path)
-                yield True
-            finally:
-                (self.path / LOCK).unlink(missing_ok=True)
+        with locked(self.path / LOCK, busy, remove=True):
+            if (self.path / MANIFEST).exists():
+                self.clear()
+            if self.is_finished(plan):
+                yield False
+                return
+            begin_output(self.path, plan, TaskError, what="an unfinished task", mark=PLAN)
+            remove_partials(self.path)
+            yield True
 
     def write_keys(self, keys: Vectors, fingerprint: str) -> Vectors:
         """Write the keys as float32, or continue to; what is there already must be of this fingerprint."""

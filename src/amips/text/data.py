@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from amips.errors import AmipsError
-from amips.files import begin_output, check_output, check_same, read_manifest, write_manifest
+from amips.files import begin_output, check_output, check_same, locked, read_manifest, write_manifest
 from amips.progress import Bar
 from amips.text.digests import Digests, digest
 from amips.text.lines import line, writing
 from amips.text.sources import Hub, Local, Part, Record
 
-MANIFEST, STARTED = "data.json", "started.json"
+MANIFEST, STARTED, LOCK = "data.json", "started.json", ".lock"
 KIND, FORMAT = "data", 1
 CORPUS, QUERIES, TEST_QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "test-queries.jsonl", "qrels.tsv"
 
@@ -81,11 +81,13 @@ def get_data(
     if (out / MANIFEST).exists():
         return _finished(out, settings)
     begin_output(out, settings, AmipsError, what="an unfinished data set", mark=STARTED)
-    making = _Making(out, origin, DATASETS[name], most, progress)
-    counts = making.all()
-    same = {"same_ids": DATASETS[name].same_ids}
-    write_manifest(out, MANIFEST, {**settings, **same, "counts": counts}, list(counts))
-    (out / STARTED).unlink(missing_ok=True)
+    busy = AmipsError(f"another process is writing a data set to {out}; wait for it, or choose another out")
+    with locked(out / LOCK, busy, remove=True):
+        making = _Making(out, origin, DATASETS[name], most, progress)
+        counts = making.all()
+        same = {"same_ids": DATASETS[name].same_ids}
+        write_manifest(out, MANIFEST, {**settings, **same, "counts": counts}, list(counts))
+        (out / STARTED).unlink(missing_ok=True)
     return read_manifest(out, MANIFEST, KIND, FORMAT, AmipsError)
 
 
