@@ -181,7 +181,7 @@ def partial(path: Path) -> Iterator[Path]:
             raise
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as problem:
-        if problem.filename is None:  # a write that fails does not say where
+        if problem.errno and problem.filename is None:  # a write that fails does not say where
             problem.filename = str(path)
         raise
     finally:

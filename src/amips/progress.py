@@ -6,12 +6,13 @@ top keys: 35 % of 20,000 queries, 0:40 elapsed, about 1:10 left
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
 from amips.terminal import one_line
 
+Progress = bool | Literal["bar"]  # nothing, everything there is to say, or only how far it is
 SECONDS = 30.0  # from the begin to the first line of a log, and from a line to the next
 
 

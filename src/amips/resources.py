@@ -14,7 +14,10 @@ from pathlib import Path
 from amips.errors import AmipsError, DiskFullError, MemoryLimitError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large|os error (28|122|27)\b")
+_DISK = re.compile(
+    r"No space left on device|Disk quota exceeded|File too large|os error (28|122|27)\b"
+    r"|\d+ requested and \d+ written"  # numpy's words
+)
 _MEMORY = re.compile(
     r"bad_alloc|cannot allocate memory|can't allocate memory|out of memory|DefaultCPUAllocator"
     r"|can't start new thread|unable to allocate|failed to map segment|std::length_error|Error in mmap",

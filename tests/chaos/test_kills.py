@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,6 +46,13 @@ def fit(folder):
     )
 
 
+def make(call, folder):
+    """Make the call with a place of its own for what is temporary: who is killed leaves that."""
+    tempfile.tempdir = str(folder.parent / "temporary")
+    Path(tempfile.tempdir).mkdir(exist_ok=True)
+    call(folder)
+
+
 def content(folder):
     """Every file with its bytes, but for logs, which have times in them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "log.jsonl")
@@ -67,7 +75,7 @@ def inputs(tmp_path_factory):
 
 def run(call, folder):
     """Let a process make the call; how long it took."""
-    process, started = START.Process(target=call, args=(folder,)), time.monotonic()
+    process, started = START.Process(target=make, args=(call, folder)), time.monotonic()
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -76,7 +84,7 @@ def run(call, folder):
 
 def kill(call, folder, seconds):
     """Kill a process that makes the call, after so many seconds; whether it was still at it."""
-    process = START.Process(target=call, args=(folder,))
+    process = START.Process(target=make, args=(call, folder))
     process.start()
     process.join(seconds)
     process.kill()

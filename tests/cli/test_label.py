@@ -186,7 +186,7 @@ def test_an_interrupt_says_how_to_continue(in_process, monkeypatch):
     [
         ("none.npy", "queries.npy", r"none\.npy does not exist"),
         ("keys.npy", "none.fbin", r"none\.fbin does not exist"),
-        ("cut.npy", "queries.npy", r"cut\.npy is not a readable \.npy file"),
+        ("cut.npy", "queries.npy", r"cut\.npy is damaged: it has 24,028 bytes, its header says 24,128"),
         ("broken.npy", "queries.npy", r"broken\.npy: row 17 has a value that is infinite"),
         ("zero.npy", "queries.npy", r"zero\.npy: row 17 is all zero.*--keep-zero"),
         ("keys.npy", "narrow.npy", "keys have dimension 12 but queries have dimension 5"),
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_a_file_is_one_line(in_process, tmp_path, keys, queri
         (("--seed", "-1"), "seed=-1"),
         (("--noise", "nan"), "noise=nan"),
         (("--memory", "10K"), "memory=10000 bytes is too little"),
-        (("--memory", "-1G"), "too little"),
+        (("--memory", "-1G"), "memory=-1000000000: expected a whole number, at least 1"),
         (("--copies", "-2"), "copies=-2"),
     ],
 )

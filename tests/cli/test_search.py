@@ -18,7 +18,7 @@ import amips
 from amips.cli import main
 from amips.design import Design
 from amips.metrics import front
-from amips.search import Report, Row, save
+from amips.search import Report, Row, point_for, save, surest_point
 from helpers import make_world
 
 AMIPS = shutil.which("amips", path=str(Path(sys.executable).parent)) or shutil.which("amips")
@@ -346,9 +346,10 @@ def ids_of(text):
 
 
 def test_a_recall_chooses_the_effort(steps, run, folder):
-    """The cheapest way that had it, be it a number of probes or a bound on the mass."""
+    """The cheapest way that is sure to have it, be it a number of probes or a bound on the mass."""
     index = amips.load(folder / "bundle")
-    point = min((p for p in index.points if p.recall10 >= 0.95), key=lambda p: p.flops)
+    point = point_for(index.points, 0.95, 10)
+    assert point.recall_assured(10) >= 0.95
     assert 1 < point.probes < C
     options = {"min_mass": point.min_mass} if point.min_mass else {"probes": point.probes}
     ids = index.search(np.load(folder / "fresh.npy"), **options)[1].tolist()
@@ -443,7 +444,7 @@ def test_without_a_run_it_routes_by_centroid(steps, run, folder, tmp_path):
         ("search bundle fresh.npy --probes 2 --recall 0.9", "give one of recall, probes and min_mass"),
         ("search bundle fresh.npy --probes 0", "at least 1"),
         ("search bundle fresh.npy -k 0", "at least 1"),
-        ("search bundle fresh.npy --recall 1.5", "between 0 and 1"),
+        ("search bundle fresh.npy --recall 1.5", "above 0 and up to 1"),
         ("search bundle fresh.npy --out no/such/directory/hits.npz", "is not a directory"),
         ("build task nothing --out new", "nothing"),
         ("build nothing run --out new", "nothing"),
@@ -511,18 +512,18 @@ def test_a_damaged_bundle(steps, run, folder, tmp_path):
 
 
 def test_a_recall_out_of_reach_is_said(steps, run, folder, tmp_path):
-    """In one line, and what could be had is given."""
+    """In one line; what could be had is given to who asks for it."""
     index = amips.load(folder / "bundle")
     points = [p for p in index.points if p.probes <= 3 and not p.min_mass]
     save(replace(index, points=points), tmp_path / "b")
-    done = subprocess.run(
-        [AMIPS, "search", tmp_path / "b", "fresh.npy", "--recall", "1", "-k", "2"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0
-    assert len(json_lines(done.stdout)) == 100
-    assert re.fullmatch(r"warning: recall 1\.0 is out of reach: .* with 3 probes\n", done.stderr)
+    command = [AMIPS, "search", tmp_path / "b", "fresh.npy", "--recall", "1", "-k", "2"]
+    options = {"cwd": folder, "capture_output": True, "text": True, "check": False, "timeout": 120}
+    refused = subprocess.run(command, **options)
+    highest = surest_point(points, 2).recall_assured(2)
+    out_of_reach = f"recall 1.0 is out of reach: the highest recall@2 that can be relied on is {highest:.4f}"
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert re.fullmatch(rf"error: {re.escape(out_of_reach)}; .*--best-effort\)\n", refused.stderr)
+    done = subprocess.run([*command, "--best-effort"], **options)
+    assert (done.returncode, done.stderr) == (0, f"warning: {out_of_reach}\n")
+    expected = index.search(np.load(folder / "fresh.npy"), 2, probes=3)[1]
+    assert ids_of(done.stdout) == expected.tolist()

@@ -46,6 +46,7 @@ class TestErrors:
             OSError(errno.EDQUOT, "Disk quota exceeded"),
             RuntimeError("Error in faiss::FileIOWriter: write error in index.faiss: No space left on device"),
             Exception("Error while serializing: I/O error: File too large (os error 27)"),
+            OSError("1048576 requested and 262112 written"),
         ],
     )
     def test_disk(self, problem):
@@ -99,6 +100,28 @@ class TestLimits:
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
         assert "File too large" in done.stderr
         assert amips.label(*vectors, out=tmp_path / "task").n == 4000  # goes on where it was
+
+    def test_a_full_disk_under_numpy(self, tmp_path):
+        """numpy counts what it wrote and drops the system's error."""
+        code = (
+            "import sys, numpy as np; from pathlib import Path; from amips.files import write_atomically\n"
+            "from amips.resources import plain_resource_errors\n"
+            "with plain_resource_errors():\n"
+            "    array = np.zeros(1 << 18, np.float32)\n"
+            "    write_atomically(Path(sys.argv[1]), lambda file: np.save(file, array))\n"
+        )
+        size = 200 << 10
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "a.npy")],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        line = done.stderr.splitlines()[-1]
+        assert "DiskFullError: cannot write: 262144 requested and " in line
+        assert "what was there before is unchanged" in line
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_full_disk_keeps_the_bundle_that_was_there(self, vectors, tmp_path):
         amips.build(amips.label(*vectors, out=tmp_path / "task"), out=tmp_path / "bundle")

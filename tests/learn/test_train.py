@@ -682,7 +682,7 @@ class TestCommand:
         assert f"keys scanned for recall@10 0.95, on val: {figures}\n" in done.stdout
 
     def test_python_says_the_same(self, task, capsys):
-        """With progress; without it nothing is printed."""
+        """With progress; without it, or with the bar alone, nothing is printed."""
         options = {"samples": 640, "batch": 32, "recipe": amips.Recipe(rate=30.0, warmup=0.0, anchor=0.0)}
         model = amips.train(task, amips.Linear(rank=0), progress=True, **options)
         scans = [model.about[name]["scan@0.95"] for name in ("centroid", "start", "val")]
@@ -690,8 +690,11 @@ class TestCommand:
         first, second = capsys.readouterr().out.splitlines()
         assert first.endswith(f"centroid routing {centroid}, untrained {untrained}, trained {trained}")
         assert second == "training did not improve on the start: the untrained network is kept"
-        amips.train(task, amips.Linear(rank=0), **options)
-        assert capsys.readouterr().out == ""
+        for progress in (False, "bar"):
+            amips.train(task, amips.Linear(rank=0), progress=progress, **options)
+            assert capsys.readouterr().out == ""
+        with pytest.raises(amips.RunError, match="progress='line': expected"):
+            amips.train(task, progress="line", **options)
 
     def test_where_nothing_is_gained_it_says_so(self, task, tmp_path):
         wild = ("--set", "rate=30", "--set", "warmup=0", "--set", "anchor=0", "--rank", 0)

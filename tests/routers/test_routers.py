@@ -468,7 +468,9 @@ class TestBeginning:
         x = np.asarray(task.val.queries)
         np.testing.assert_allclose(begun.scores(x), x @ task.cells.centroids.T, atol=1e-5)
 
-    @pytest.mark.parametrize("network", [amips.Linear(bias=True), MaxAffine(3), MaxAffine(2, rank=6)], ids=str)
+    @pytest.mark.parametrize(
+        "network", [amips.Linear(bias=True), MaxAffine(3), MaxAffine(2, rank=6)], ids=str
+    )
     def test_training_begins_with_its_weights(self, task, network):
         begun = initial_model(task, network)
         module = affine_network(begun, 0.5)

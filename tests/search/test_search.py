@@ -20,7 +20,7 @@ from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.index import FaissCellStore
 from amips.nets import AffineNet
-from amips.search import Point, Searcher, ladder, mass_bounds, point_for
+from amips.search import Point, Searcher, ladder, mass_bounds, point_for, surest_point
 from amips.vectors import open_vectors
 from helpers import make_world, plain_build
 from reference import architecture, best_in_cells, random_net
@@ -451,6 +451,11 @@ class TestRecall:
     def test_a_lucky_point_below_one_that_fails_is_not_relied_on(self):
         points = [point(1, 0.9, 0.91), point(2, 0.8, 0.8), point(3, 0.95, 0.95)]
         assert point_for(points, 0.9, 10).probes == 3
+        assert surest_point(points, 10).probes == 3
+        points[2] = point(3, 0.85, 0.85)
+        with pytest.raises(AmipsError, match=r"highest recall@10 that can be relied on is 0\.8500"):
+            point_for(points, 0.9, 10)
+        assert surest_point(points, 10).probes == 3
 
     def test_measured_and_kept_on_other_queries(self, task, x):
         searcher = plain_build(task, None)

@@ -116,7 +116,7 @@ class TestLabel:
         queries = unit_rows(world[1])[0]
         assert np.array_equal(task.val.queries, queries[task.val.source])
         assert np.array_equal(task.test.queries, queries[task.test.source])
-        assert np.allclose(task.train.queries[::2], queries[task.train.source[::2]], atol=1e-6)
+        assert np.array_equal(task.train.queries[::2], queries[task.train.source[::2]])
 
     def test_the_split_is_at_random(self, task):
         """Not the head or the tail of the log."""
@@ -132,7 +132,7 @@ class TestLabel:
         assert (source.reshape(-1, 4) == source[::4, None]).all()
         original = unit_rows(scaled)[0][source]
         assert np.allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-5)
-        assert np.allclose(x[::4], original[::4], atol=1e-6)
+        assert np.array_equal(x[::4], original[::4])
         away = np.linalg.norm(x - original, axis=1)
         # 0.05 for each of 16 coordinates is 0.2, less what rescaling takes away along the query.
         assert away.reshape(-1, 4)[:, 1:].mean() == pytest.approx(0.05 * np.sqrt(15), rel=0.05)
@@ -185,6 +185,15 @@ class TestLabel:
         double[:, 3] = -0.0
         task = amips.label(keys, np.concatenate([queries, double]), out=tmp_path / "t", **SMALL)
         assert task.facts["duplicate_queries"] == 700
+
+    def test_a_query_of_another_norm_is_a_duplicate(self, world, tmp_path):
+        """At norm 1 it is the same row: in another split it would be a test query that is trained on."""
+        keys, queries = world
+        log = np.concatenate([queries, queries * np.float32(2), queries[:50] * np.float32(2.0**80)])
+        task = amips.label(keys, log, out=tmp_path / "t", **SMALL)
+        assert task.facts["duplicate_queries"] == 700
+        sources = np.concatenate([split.source for split in splits(task).values()])
+        assert np.sort(sources).tolist() == list(range(700))
 
     def test_unnormalised_keys_and_queries(self, tmp_path):
         """Inner products, not angles: the longest keys win most queries."""
@@ -410,6 +419,7 @@ class TestWrongRequests:
             ((keys, broken), "queries: row 11 has a value that is NaN"),
             ((zero, queries), "keys: row 12 is all zero"),
             ((keys, zero), "queries: row 12 is all zero"),
+            ((keys * np.float32(1e25), queries), "keys: row 0 has a value that is too large"),
             ((tmp_path / "none.npy", queries), "does not exist"),
         ):
             with pytest.raises(VectorError, match=match):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amips.errors import VectorError
-from amips.vectors import first_equal, inspect, open_vectors, row_norms
+from amips.vectors import first_equal, inspect, open_vectors, row_norms, unit_rows
 from amips.vectors import vectors as vector_table
 
 N, D = 41, 6
@@ -558,6 +558,28 @@ class TestInspect:
     def test_row_norms(self, rows):
         assert np.allclose(row_norms(rows), np.linalg.norm(rows, axis=1), rtol=1e-6)
 
+    @pytest.mark.parametrize("exponent", [-140, -80, 0, 80, 120])
+    def test_rows_at_norm_1_whatever_their_norm(self, rows, exponent):
+        unit, norms = unit_rows(np.ldexp(rows, exponent))
+        assert unit.dtype == np.float32
+        np.testing.assert_allclose(
+            norms, np.linalg.norm(np.ldexp(rows, exponent).astype(float), axis=1), rtol=1e-6
+        )
+        if exponent > -140:  # there, digits are lost before
+            np.testing.assert_array_equal(unit, unit_rows(rows)[0])
+        np.testing.assert_allclose(np.linalg.norm(unit.astype(float), axis=1), 1, rtol=1e-6)
+
+    def test_a_row_at_norm_1_does_not_depend_on_the_others(self, rows):
+        alone = unit_rows(rows)[0]
+        odd = np.array([0.0, 1e30, 1e-30, np.inf, np.nan], np.float32)[:, None] * np.ones(
+            rows.shape[1], np.float32
+        )
+        unit, norms = unit_rows(np.concatenate([odd, rows]))
+        np.testing.assert_array_equal(unit[5:], alone)
+        assert (unit[0] == 0).all()
+        np.testing.assert_allclose(unit[1:3], 1 / np.sqrt(rows.shape[1]), rtol=1e-6)
+        np.testing.assert_array_equal(np.isfinite(norms[:5]), [True, True, True, False, False])
+
 
 def brute_first_equal(rows):
     seen = {}
@@ -580,6 +602,12 @@ class TestFirstEqual:
     def test_minus_zero_is_zero(self):
         rows = np.array([[0.0, 1.0], [-0.0, 1.0], [0.0, -1.0], [-0.0, -1.0]], np.float32)
         assert first_equal(open_vectors(rows)).tolist() == [0, 0, 2, 2]
+
+    def test_at_norm_1(self, rows):
+        scales = np.float32(2) ** np.arange(-100, 101, 50)
+        log = open_vectors(np.concatenate([rows * scale for scale in scales] + [-rows]))
+        assert first_equal(log).tolist() == list(range(6 * N))
+        assert first_equal(log, unit=True).tolist() == [*list(range(N)) * 5, *range(5 * N, 6 * N)]
 
     def test_rows_that_differ_in_one_bit_differ(self, rows):
         near = rows.copy()

@@ -167,7 +167,8 @@ class Builder:
                 out=self.run_directory(design),
                 resume="auto",
                 seed=self.seed,
-                progress=self.progress,
+                # What was gained is the caller's to say: a fit or a bench prints its own results.
+                progress="bar" if self.progress else False,
             )
         except TrainingInterrupted:
             raise TrainingInterrupted("stopped; the same call continues where it was") from None

@@ -9,7 +9,7 @@ import numpy as np
 
 from amips.fitting.settings import Settings
 from amips.metrics import TOP, cost_at
-from amips.search import Objective, Point, Report, Row, Searcher, Trial, measure, measure_masses
+from amips.search import Objective, Point, Report, Row, Searcher, Trial, measure, measure_masses, surest_point
 from amips.task import Task
 from amips.vectors import Floats
 
@@ -87,8 +87,8 @@ def _rows(task: Task, index: Searcher, baseline: Searcher, recall: float) -> lis
 
 
 def reaches(index: Searcher, recall: float) -> bool:
-    """Whether an index has an operating point with this recall."""
-    return any(point.recall_assured(TOP) >= recall for point in index.points)
+    """Whether an index can be asked for this recall."""
+    return surest_point(index.points, TOP).recall_assured(TOP) >= recall
 
 
 def seconds(index: Searcher, x: Floats, recall: float, objective: Objective = "throughput") -> float:

@@ -32,7 +32,7 @@ from amips.nets import (
     recipe_named,
     spec_to_json,
 )
-from amips.progress import Bar
+from amips.progress import Bar, Progress
 from amips.resources import plain_resource_errors
 from amips.scratch import Scratch
 from amips.task import Task, load_task
@@ -58,7 +58,7 @@ def train(
     evaluations: int = EVALUATIONS,
     resume: Resume = False,
     device: str | None = None,
-    progress: bool = False,
+    progress: Progress = False,
 ) -> Model:
     """Train a network on a task and return its runtime: the best weights on val, the first ones among them.
 
@@ -81,12 +81,13 @@ def train(
         resume: continue an unfinished run in `out`; "auto" begins one where there is none.
         device: "cpu", "cuda", ...; by default CUDA where there is one.
         progress: say on standard error how far it is (a bar on a terminal, a line now and then otherwise) and
-            print at the end what was gained on val, beside centroid routing.
+            print at the end what was gained on val, beside centroid routing; "bar" for the first alone.
     """
     seed = check_seed(seed, error=RunError)
     if not isinstance(resume, str) or resume != "auto":
         resume = check_flag("resume", resume, error=RunError)
-    progress = check_flag("progress", progress, error=RunError)
+    if not isinstance(progress, str) or progress != "bar":
+        progress = check_flag("progress", progress, error=RunError)
     if samples is not None and minutes is not None:
         raise RunError("give the budget as samples or as minutes, not both")
     by_default = samples is None and minutes is None
@@ -111,10 +112,10 @@ def train(
         run = Run(setup, directory, recipe, budget, seed, group)
         with ExitStack() as stack:
             finished = run.prepare(resume, stack)
-            model = finished if finished is not None else run.train(progress)
+            model = finished if finished is not None else run.train(bool(progress))
     finally:
         group.close()
-    if progress and group.first:
+    if progress is True and group.first:
         for line in gain_lines(model):
             print(line, flush=True)  # noqa: T201
     return model

@@ -5,7 +5,7 @@ from amips.search.bundle_directory import check_bundle_place, read_bundle
 from amips.search.effort import effort_for
 from amips.search.inputs import check_labels, checked_k, checked_probes, checked_queries
 from amips.search.measuring import calibrated, estimate_routing, measure, measure_masses
-from amips.search.points import Point, assured_recalls, ladder, mass_bounds, point_for, recalls
+from amips.search.points import Point, assured_recalls, ladder, mass_bounds, point_for, recalls, surest_point
 from amips.search.report import Objective, Report, Row, Trial, cost_in_words
 from amips.search.searcher import DROP_IN_CANDIDATES, Cost, Searcher
 from amips.search.signatures import (
@@ -62,6 +62,7 @@ __all__ = [
     "save",
     "second_cells",
     "sign",
+    "surest_point",
     "verify",
     "wrap",
 ]

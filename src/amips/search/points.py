@@ -108,16 +108,12 @@ def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool 
             f"recall is known of the top {TOP}: of the top {k} it is lower; give probes or min_mass instead",
             stacklevel=4,
         )
-    kinds: dict[Any, list[Point]] = {}
-    for point in points:
-        kinds.setdefault((point.min_mass > 0, point.refine), []).append(point)
     enough = []
-    for kind in kinds.values():
-        falling = sorted(kind, key=lambda point: (-point.flops, -point.probes))
-        enough += list(takewhile(lambda point: point.recall_assured(k) >= recall, falling))[-1:]
+    for kind in _kinds(points):
+        enough += list(takewhile(lambda point: point.recall_assured(k) >= recall, kind))[-1:]
     if enough:
         return min(enough, key=lambda point: (point.flops, point.probes))
-    best = max(points, key=lambda point: point.recall_assured(k))
+    best = surest_point(points, k)
     text = (
         f"recall {recall} is out of reach: the highest recall@{min(k, TOP)} that can be relied on is "
         f"{best.recall_assured(k):.4f}"
@@ -126,3 +122,16 @@ def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool 
         raise AmipsError(f"{text}; ask for less, or take that with best_effort=True (--best-effort)")
     warnings.warn(text, stacklevel=4)
     return best
+
+
+def surest_point(points: Sequence[Point], k: int) -> Point:
+    """The point with the highest recall of the top k that `point_for` serves: the dearest of its kind."""
+    return max((kind[0] for kind in _kinds(points)), key=lambda point: point.recall_assured(k))
+
+
+def _kinds(points: Sequence[Point]) -> list[list[Point]]:
+    """Points that differ only in how much is scanned, together, the dearest first."""
+    kinds: dict[Any, list[Point]] = {}
+    for point in sorted(points, key=lambda point: (-point.flops, -point.probes)):
+        kinds.setdefault((point.min_mass > 0, point.refine), []).append(point)
+    return list(kinds.values())

@@ -22,7 +22,7 @@ from amips.search.bundle_directory import replace_bundle
 from amips.search.effort import Effort, effort_for
 from amips.search.inputs import checked_k, checked_probes, checked_queries, split_norms
 from amips.search.measuring import calibrated
-from amips.search.points import Point, recalls
+from amips.search.points import Point, recalls, surest_point
 from amips.search.quantizer import QuantizerRouter
 from amips.search.routing_kind import routing_of
 from amips.search.searcher import Cost, Searcher
@@ -181,7 +181,7 @@ class WrappedIndex:
         store = self._store(task, ids)
         model = self.router if isinstance(self.router, QuantizerRouter) else self.model
         known = calibrated(Searcher(store, model), task.val, recall)
-        highest = max(point.recall_assured(TOP) for point in known.points)
+        highest = surest_point(known.points, TOP).recall_assured(TOP)
         target: float | None = recall
         if highest < recall:
             target = None

@@ -29,9 +29,8 @@ from amips.task.store import TaskStore, check_task_place
 from amips.task.task import SPLITS, Task
 from amips.vectors import Vectors, first_equal, inspect, open_vectors, unit_rows
 
-HELD_OUT = (
-    1000  # queries for choosing, and as many for reporting, where there are at least five times as many
-)
+# Queries for choosing, and as many for reporting, where there are at least five times as many.
+HELD_OUT = 1000
 # What the paper does, where it differs from the defaults: noisy copies, and targets for every cell.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"cells": 1, "query_aware": 0.0, "copies": 4, "cell_targets": True}
@@ -84,7 +83,7 @@ def label(
         val, test: how many distinct queries to hold out for choosing and for reporting; 1,000 each if None,
             or a fifth of them where there are fewer than 5,000.
         split: a split of your own instead, one of "train", "val", "test" or "" (unused) for each query. Of
-            equal queries the first counts.
+            queries that are equal at norm 1 the first counts.
         k: top keys stored for each query.
         cell_targets: find the top key of every cell too, from which SupportNet and KeyNet learn. Linear and
             max-affine routers do not need it, and with many cells it takes most of the time and space.
@@ -138,7 +137,7 @@ def label(
     own_split = None if split is None else _checked_split(split, queries)
     hint = ', or keep them with zero="keep" (--keep-zero)'
     key_facts, query_facts = inspect(keys, zero, hint), inspect(queries, any_norm=True)
-    distinct = np.flatnonzero(first_equal(queries) == np.arange(queries.n))
+    distinct = np.flatnonzero(first_equal(queries, unit=True) == np.arange(queries.n))
     val, test = (_held_out(number, len(distinct)) for number in (val, test))
     plan = {
         "keys": key_facts.fingerprint,
@@ -276,8 +275,8 @@ def _write_queries(
             if copies:
                 # Each block has random numbers of its own, so a restart repeats none and skips none.
                 eps = np.random.default_rng([*seed, low]).standard_normal(x.shape, np.float32)
-                eps[::each] = 0
-                x = unit_rows(x + noise * eps)[0]
+                noisy = np.arange(len(x)) % each > 0
+                x[noisy] = unit_rows((x + noise * eps)[noisy])[0]
             files.append({"queries": x, "source": np.repeat(ids, each)})
             files.commit()
 

@@ -75,26 +75,35 @@ def row_norms(block: Floats) -> Floats:
 
 
 def unit_rows(block: Floats) -> tuple[Floats, NDArray[np.floating[Any]]]:
-    """Each row at norm 1, float32 [m, d], and the norms [m], whatever their size; a zero row stays zero."""
+    """Each row at norm 1, float32 [m, d], and the norms [m], whatever their size; a zero row stays zero.
+
+    What becomes of a row depends on no other, nor on a power of two that it is multiplied by.
+    """
     norms = row_norms(block)
-    if ((norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])).all():
-        return block / norms[:, None], norms
-    wide = block.astype(np.float64)  # squares of these fit
-    wide_norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    safe = (norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])
+    unit = block / np.where(safe, norms, np.float32(1))[:, None]
+    if safe.all():
+        return unit, norms
+    exponents = np.frexp(np.abs(block[~safe]).max(axis=1))[1]
+    scaled = np.ldexp(block[~safe], -exponents[:, None])  # squares of these fit
+    scaled_norms = row_norms(scaled)
     with np.errstate(invalid="ignore"):  # what is not finite is not so afterwards
-        return (wide / np.where(wide_norms > 0, wide_norms, 1)[:, None]).astype(np.float32), wide_norms
+        unit[~safe] = scaled / np.where(scaled_norms > 0, scaled_norms, np.float32(1))[:, None]
+    wide_norms = norms.astype(np.float64)
+    wide_norms[~safe] = np.ldexp(scaled_norms.astype(np.float64), exponents)
+    return unit, wide_norms
 
 
-def first_equal(vectors: Vectors) -> NDArray[np.int64]:
+def first_equal(vectors: Vectors, unit: bool = False) -> NDArray[np.int64]:
     """For each row the lowest id of a row with exactly the same content (itself if it has no double).
 
-    Rows are compared by a 64-bit hash (a random linear form over their bits), then value by value.
+    With `unit`, with the same content at norm 1 (`unit_rows`). Rows are compared by a 64-bit hash (a random linear form over their bits), then value by value.
     """
     rng = np.random.default_rng(0)
     weights = rng.integers(1, 2**63, size=vectors.d, dtype=np.uint64) | np.uint64(1)
     hashes = np.empty(vectors.n, np.uint64)
     for start, block in vectors.blocks(max(1, BLOCK_BYTES // (64 * vectors.d))):
-        bits = (block + 0.0).view(np.uint32)  # + 0.0 makes -0.0 and 0.0 the same
+        bits = (_form(block, unit) + 0.0).view(np.uint32)  # + 0.0 makes -0.0 and 0.0 the same
         hashes[start : start + len(block)] = (bits * weights).sum(axis=1, dtype=np.uint64)
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     result: NDArray[np.int64] = first[inverse].astype(np.int64)
@@ -103,11 +112,16 @@ def first_equal(vectors: Vectors) -> NDArray[np.int64]:
     differ = [doubled[:0]]
     for s in range(0, len(doubled), step):
         ids = doubled[s : s + step]
-        same = (vectors.take(ids) == vectors.take(result[ids])).all(axis=1)
+        same = (_form(vectors.take(ids), unit) == _form(vectors.take(result[ids]), unit)).all(axis=1)
         differ.append(ids[~same])
     # Different rows with one hash are few, but rows of few distinct values (signs, small integers) have
     # some: their doubles are among themselves.
     if (ids := np.concatenate(differ)).size:
-        _, first, inverse = np.unique(vectors.take(ids) + 0.0, axis=0, return_index=True, return_inverse=True)
+        rows = _form(vectors.take(ids), unit) + 0.0
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         result[ids] = ids[first[inverse.ravel()]]
     return result
+
+
+def _form(block: Floats, unit: bool) -> Floats:
+    return unit_rows(block)[0] if unit else block
