@@ -8,6 +8,7 @@
     codebook.npy      all but "flat": float32, see `amips.index.fill.codebook_of`
     projection.npy    "lean": float32 [r, d], what queries are multiplied with
     keys.npy          all but "flat": float32 [n, d], by id
+    means.npy         "pq": float32 [c, d], the mean key of each cell, relative to which keys are coded
     second.npy        int32 [n], where keys are in second cells
 
 FAISS checks nothing of what it is handed, so nothing reaches it that has not been checked: a file may be
@@ -32,11 +33,12 @@ from amips.vectors import Floats
 
 SIZES, ENTRIES, CODES, CENTROIDS = "sizes.npy", "entries.npy", "codes.npy", "centroids.npy"
 CODEBOOK, PROJECTION, KEYS, SECOND = "codebook.npy", "projection.npy", "keys.npy", "second.npy"
+MEANS = "means.npy"
 ALWAYS = [SIZES, ENTRIES, CODES, CENTROIDS]
 FILES: dict[str, list[str]] = {
     "flat": ALWAYS,
     "sq8": [*ALWAYS, CODEBOOK, KEYS],
-    "pq": [*ALWAYS, CODEBOOK, KEYS],
+    "pq": [*ALWAYS, CODEBOOK, KEYS, MEANS],
     "lean": [*ALWAYS, CODEBOOK, KEYS, PROJECTION],
 }
 FINITE_BLOCK = 1 << 17  # values that are looked at at once, in the cache of one core
@@ -56,7 +58,8 @@ class CellParts:
     keys: Floats | None
     projection: Floats | None
     second: NDArray[np.int32] | None
-    rows: Floats | None
+    rows: Floats | None = None
+    means: Floats | None = None
 
 
 def read_array(
@@ -120,16 +123,17 @@ def read_cells(directory: Path, storage: Storage, mmap: bool, spilled: bool, fin
             rows = read_array(path, np.float32, (len(entries), d), mmap=True, finite=finite)
             return CellParts(None, sizes, entries, centroids, None, None, second, rows)
         with _reader(path, np.float32, (len(entries), d)) as read:
-            index = assemble(storage, sizes, entries, centroids, None, read)
-        return CellParts(index, sizes, entries, centroids, None, None, second, None)
+            index = assemble(storage, sizes, entries, centroids, None, None, read)
+        return CellParts(index, sizes, entries, centroids, None, None, second)
     codebook = _read_codebook(directory / CODEBOOK, storage, d)
     projection = None
     if storage == "lean":
         projection = read_array(directory / PROJECTION, np.float32, (len(codebook), d))
+    means = read_array(directory / MEANS, np.float32, (c, d)) if storage == "pq" else None
     with _reader(path, np.uint8, code_shape(storage, sizes, codebook, d)) as read:
-        index = assemble(storage, sizes, entries, centroids, codebook, read)
+        index = assemble(storage, sizes, entries, centroids, means, codebook, read)
     keys = read_array(directory / KEYS, np.float32, (n, d), mmap=mmap, finite=finite or not mmap)
-    return CellParts(index, sizes, entries, centroids, keys, projection, second, None)
+    return CellParts(index, sizes, entries, centroids, keys, projection, second, means=means)
 
 
 def code_shape(storage: Storage, sizes: Ids, codebook: Floats | None, d: int) -> tuple[int, int]:

@@ -24,22 +24,20 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.design import Storage
 from amips.errors import BundleError
-from amips.index.cell_files import (
-    CENTROIDS,
-    CODEBOOK,
-    CODES,
-    ENTRIES,
-    KEYS,
-    PROJECTION,
-    SECOND,
-    SIZES,
-    code_shape,
-    read_cells,
-    second_entries,
-)
+from amips.index import cell_files as files
+from amips.index.cell_files import code_shape, read_cells, second_entries
 from amips.index.costs import scan_flops
-from amips.index.fill import Bytes, assemble, codebook_of, codes_of, entries_of, fill
-from amips.index.top_keys import TopKeys, best_first, best_of, narrow_type, once, reaching, score_candidates
+from amips.index.fill import Bytes, assemble, cell_means, codebook_of, codes_of, entries_of, fill
+from amips.index.top_keys import (
+    TopKeys,
+    best_first,
+    best_of,
+    cell_products,
+    narrow_type,
+    once,
+    reaching,
+    score_candidates,
+)
 from amips.lean import Projection
 from amips.metrics import TOP
 from amips.npy import save_npy, write_npy
@@ -67,6 +65,7 @@ class FaissCellStore:
         refine: of quantised storage: candidates for each result asked for.
         projection: of "lean": what queries are multiplied with, [r, d].
         second: the second cell of each key, -1 for none.
+        means: of "pq": the mean key of each cell [c, d], relative to which keys are coded.
         rows: of "flat" that stays on disk: the keys of the entries, [e, d].
         directory: where it was loaded from, if something stays there.
     """
@@ -80,6 +79,7 @@ class FaissCellStore:
     refine: int = REFINE
     projection: Floats | None = None
     second: NDArray[np.int32] | None = None
+    means: Floats | None = None
     rows: Floats | None = None
     directory: Path | None = None
 
@@ -97,14 +97,16 @@ class FaissCellStore:
 
         `second` [n] names another cell for some keys to be in, too; -1 for none.
         """
-        index = fill(keys, assignment, centroids, storage, projection, second)
+        means = cell_means(keys, assignment, len(centroids)) if storage == "pq" else None
+        index = fill(keys, assignment, centroids, storage, projection, second, means)
         parts = (index, storage, *entries_of(index), np.ascontiguousarray(centroids, np.float32))
         if storage == "flat":
             return cls(*parts, second=second)
         # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
         addressable = keys.array is not None and keys.array.dtype == np.float32
         rows = keys.array if addressable else keys.load()
-        return cls(*parts, rows, projection=None if projection is None else projection.queries, second=second)
+        projected = None if projection is None else projection.queries
+        return cls(*parts, rows, projection=projected, second=second, means=means)
 
     @property
     def n(self) -> int:
@@ -182,11 +184,8 @@ class FaissCellStore:
             x[~x.any(axis=1)] = 1  # FastScan finds nothing for zeros, to which every key is as near
         x, cells = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(cells, np.int64)
         base = np.zeros((m, p), np.float32)
-        if self.storage == "pq":  # residual codes: FAISS adds <x, y - centroid> to this
-            step = max(1, REFINE_BYTES // (4 * self.d * p))
-            for low in range(0, m, step):
-                rows = self.centroids[np.maximum(cells[low : low + step], 0)]
-                base[low : low + step] = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
+        if self.means is not None:  # codes of what is left of a key: FAISS adds <x, y - mean> to this
+            base = cell_products(self.means, x, cells, REFINE_BYTES)
         scores, ids = np.empty((m, k), np.float32), np.empty((m, k), np.int64)
         # The number of probes goes with the call: setting index.nprobe would race with other threads.
         arguments = [faiss.swig_ptr(a) for a in (cells, base, scores, ids)]
@@ -301,15 +300,16 @@ class FaissCellStore:
         """Write the files of `amips.index.cell_files`; their names."""
         codebook = None if self.rows is not None else codebook_of(self.index, self.storage)
         arrays: dict[str, NDArray[Any] | None]
-        arrays = {SIZES: self.sizes, ENTRIES: self.entries, CENTROIDS: self.centroids, CODEBOOK: codebook}
-        arrays |= {PROJECTION: self.projection, KEYS: self.keys, SECOND: self.second}
+        arrays = {files.SIZES: self.sizes, files.ENTRIES: self.entries, files.CENTROIDS: self.centroids}
+        arrays |= {files.CODEBOOK: codebook, files.PROJECTION: self.projection, files.KEYS: self.keys}
+        arrays |= {files.SECOND: self.second, files.MEANS: self.means}
         present = {name: array for name, array in arrays.items() if array is not None}
         for name, array in present.items():
             save_npy(directory / name, array)
         dtype = np.float32 if self.storage == "flat" else np.uint8
         shape = code_shape(self.storage, self.sizes, codebook, self.d)
-        write_npy(directory / CODES, dtype, shape, self._codes)
-        return [*present, CODES]
+        write_npy(directory / files.CODES, dtype, shape, self._codes)
+        return [*present, files.CODES]
 
     @classmethod
     def load(
@@ -346,5 +346,5 @@ def _restore(values: dict[str, Any], codes: Bytes | None, codebook: Floats | Non
         memory[:] = codes[at : at + len(memory)]
         at += len(memory)
 
-    kept = {name: values[name] for name in ("storage", "sizes", "entries", "centroids")}
+    kept = {name: values[name] for name in ("storage", "sizes", "entries", "centroids", "means")}
     return FaissCellStore(assemble(**kept, codebook=codebook, read=read), **values)

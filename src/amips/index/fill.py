@@ -26,15 +26,21 @@ def fill(
     storage: Storage,
     projection: Projection | None,
     second: NDArray[np.int32] | None,
+    means: Floats | None,
 ) -> Any:
-    """A `faiss.IndexIVF` with every key, as this storage keeps it, in its cell, and in its second, if any."""
+    """A `faiss.IndexIVF` with every key, as this storage keeps it, in its cell, and in its second, if any.
+
+    "pq" codes what is left of a key after the mean of its cell. That of the centroid would not do: centroids
+    are for choosing cells, often of norm 1, and may be far from all keys.
+    """
     if (storage == "lean") != (projection is not None):
         raise AmipsError("storage='lean' needs a projection, and no other storage has one")
     _check_cells(assignment, len(centroids), 0)
     if second is not None:
         _check_cells(second, len(centroids), -1)
     c, d = len(centroids), centroids.shape[1] if projection is None else projection.r
-    quantizer = _quantizer(centroids if projection is None else centroids @ projection.keys.T)
+    centers = centroids if means is None else means
+    quantizer = _quantizer(centers if projection is None else centers @ projection.keys.T)
     if storage == "lean":  # codes of 4 bits for each dimension; their order for FastScan is made at the end
         index = faiss.IndexIVFPQ(quantizer, d, c, d, 4, faiss.METRIC_INNER_PRODUCT)
         index.by_residual = False
@@ -58,6 +64,19 @@ def fill(
     return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index
 
 
+def cell_means(keys: Vectors, assignment: NDArray[np.integer[Any]], c: int) -> Floats:
+    """The mean key of each cell, [c, d]; 0 of one without keys."""
+    _check_cells(assignment, c, 0)
+    sums = np.zeros((c, keys.d))
+    for start, block in keys.blocks():
+        cells = assignment[start : start + len(block)]
+        order = np.argsort(cells, kind="stable")
+        present, starts = np.unique(cells[order], return_index=True)
+        sums[present] += np.add.reduceat(block[order], starts, axis=0, dtype=np.float64)
+    sizes = np.bincount(assignment, minlength=c)
+    return np.asarray(sums / np.maximum(sizes, 1)[:, None], np.float32)
+
+
 def _check_cells(cells: NDArray[np.integer[Any]], c: int, least: int) -> None:
     """FAISS writes outside of its memory for a cell that is not there."""
     if len(cells) and not (cells.min() >= least and cells.max() < c):
@@ -74,12 +93,13 @@ def assemble(
     sizes: Ids,
     entries: Ids,
     centroids: Floats,
+    means: Floats | None,
     codebook: Floats | None,
     read: Callable[[Bytes], None],
 ) -> Any:
     """A `faiss.IndexIVF` with codes that were kept; all arguments must have been checked.
 
-    FAISS has the centroids of all storages but "lean", whose codes it scans without.
+    FAISS has the centroids ("pq": the means) of all storages but "lean", whose codes it scans without.
 
     Args:
         sizes, entries: how many keys each cell has [c], and which, cell by cell [e].
@@ -91,7 +111,8 @@ def assemble(
     if storage in ("pq", "lean"):
         assert codebook is not None
         parts = len(codebook)
-    quantizer = faiss.IndexFlatIP(parts) if storage == "lean" else _quantizer(centroids)
+    centers = centroids if means is None else means
+    quantizer = faiss.IndexFlatIP(parts) if storage == "lean" else _quantizer(centers)
     index = _empty(storage, quantizer, parts if storage == "lean" else d, c, parts)
     index.own_fields = True
     quantizer.this.disown()

@@ -110,6 +110,16 @@ def score_candidates(
     return best_of(scores, candidates, k)
 
 
+def cell_products(centers: Floats, x: Floats, cells: Ids, block_bytes: int) -> Floats:
+    """<x, center> of the cells [m, p] of each query (-1 counts as the first), so many bytes at a time."""
+    products = np.empty(cells.shape, np.float32)
+    step = max(1, block_bytes // (4 * x.shape[1] * max(1, cells.shape[1])))
+    for low in range(0, len(x), step):
+        rows = centers[np.maximum(cells[low : low + step], 0)]
+        products[low : low + step] = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
+    return products
+
+
 def top_of_rows(keys: Floats, x: Floats, k: int, block_bytes: int) -> tuple[Floats, Ids]:
     """The k best of all keys [n, d] by <x, y>, scores [m, k] and ids [m, k]; so many bytes at a time."""
     best, rows = TopKeys(len(x), k), np.arange(len(x))

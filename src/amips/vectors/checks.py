@@ -97,7 +97,8 @@ def unit_rows(block: Floats) -> tuple[Floats, NDArray[np.floating[Any]]]:
 def first_equal(vectors: Vectors, unit: bool = False) -> NDArray[np.int64]:
     """For each row the lowest id of a row with exactly the same content (itself if it has no double).
 
-    With `unit`, with the same content at norm 1 (`unit_rows`). Rows are compared by a 64-bit hash (a random linear form over their bits), then value by value.
+    With `unit`, with the same content at norm 1 (`unit_rows`). Rows are compared by a 64-bit hash (a random
+    linear form over their bits), then value by value.
     """
     rng = np.random.default_rng(0)
     weights = rng.integers(1, 2**63, size=vectors.d, dtype=np.uint64) | np.uint64(1)
