@@ -86,7 +86,7 @@ def main() -> None:
             minutes=o.minutes,
             out=out,
             resume="auto",
-            progress=True,
+            progress="bar",
         )
     for name, model in trained.items():
         router = router_for(model, task.cells.centroids)

@@ -181,7 +181,7 @@ class Workspace:
                 evaluations=evaluations,
                 seed=self.seed,
                 resume="auto",
-                progress=self.progress,
+                progress="bar" if self.progress else False,  # what is gained, an experiment says itself
             )
         except TrainingInterrupted:
             raise TrainingInterrupted("stopped; the same command continues where it was") from None

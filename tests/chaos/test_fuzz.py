@@ -54,13 +54,13 @@ class Bundle:
             task, model, storage=storage, spill_fraction=0.5 if spill else 0.0, ids=ids, out=place, **options
         )
         self.x = vectors(6, 2)
-        self.names = set(ids or range(N)) | {"" if labelled else -1}
 
     def use(self, path, rng):
         index = amips.load(path, mmap=rng.random() < 0.3, verify=rng.random() < 0.7)
+        names = {-1, *range(N)} if index.labels is None else {"", *index.labels.tolist()}
         for options in ({"probes": 3}, {"probes": C}, {}):
             scores, ids = index.search(self.x, 5, **options)
-            assert set(np.asarray(ids).ravel().tolist()) <= self.names, "ids out of range"
+            assert set(ids.ravel().tolist()) <= names, "ids out of range"
             assert not np.isnan(scores).any(), "a score that is not a number"
         index.cost(self.x)
         repr(index)

@@ -167,13 +167,13 @@ def test_queries_that_were_moved_are_linked_again(place, tmp_path):
 def test_a_mixture_lies_between_two_keys_of_one_cell(place, tmp_path):
     """Fitted by two keys of one cell alone, it is met exactly, with weights that are not below 0."""
     workspace = Workspace(
-        place / "first", replace(SCALES["smoke"], keys=16, queries=50, held_out=10), tmp_path / "out"
+        place / "first", replace(SCALES["smoke"], keys=32, queries=50, held_out=10), tmp_path / "out"
     )
-    made = np.load(mixtures.data_with_mixtures(workspace, 40) / "keys.npy")[16:]
+    made = np.load(mixtures.data_with_mixtures(workspace, 64) / "keys.npy")[32:]
     own = workspace.keys.load().astype(np.float64)
-    cell = kmeans(workspace.keys, 4, seed=0).assignment
-    pairs = [[i, j] for i in range(16) for j in range(i, 16) if cell[i] == cell[j]]
-    assert 16 < len(pairs) < 100
+    cell = kmeans(workspace.keys, 4, seed=0).assignment  # eight keys a cell
+    pairs = [[i, j] for i in range(32) for j in range(i, 32) if cell[i] == cell[j]]
+    assert 32 < len(pairs) < 400  # of 528
     for row in made.astype(np.float64):
         errors = []
         for pair in pairs:
@@ -384,7 +384,7 @@ def test_scaling(place, tmp_path, monkeypatch):
         index = FaissCellStore.build(own.keys, np.zeros(n, np.int32), own.keys.load()[:1], "flat").index
         listed = n * (index.code_size + np.dtype(np.int64).itemsize)
         assert row["index bytes"] == listed + 4 * 16 * sweep(n, scaling.FACTORS)[-1]
-        own_cells = round(4 * n**0.5)
+        own_cells = min(round(4 * n**0.5), n // 8)  # eight keys a cell, or more
         builder = search_runs.runner_of(own, task, "search", **scaling.BENCH).builder
         router = builder.model(scaling.ways_of(task, str(run))["own"][0].design)
         copies = round(1.5 * n) * (index.code_size + 8)  # half of the keys are in two cells

@@ -5,7 +5,7 @@ import pytest
 
 import amips
 from amips.cells import towards_queries
-from amips.index import FaissCellStore, faiss_store
+from amips.index import SECOND, FaissCellStore
 from amips.lean import learn_projection
 from amips.routers import CentroidRouter, RoutingEstimate
 from amips.search import estimate_routing, measure_masses, second_cells
@@ -91,7 +91,7 @@ def test_no_key_twice_and_true_scores(world, m):
 @pytest.mark.parametrize("mmap", [False, True])
 def test_round_trip(world, tmp_path, mmap):
     files = world.store.save(tmp_path)
-    assert faiss_store.SECOND in files
+    assert SECOND in files
     back = FaissCellStore.load(tmp_path, world.store.storage, mmap, spilled=True)
     np.testing.assert_array_equal(back.second, world.second)
     np.testing.assert_array_equal(back.assignment, world.assignment)
@@ -104,7 +104,7 @@ def test_round_trip(world, tmp_path, mmap):
 def test_damaged_second_cells(tmp_path, damage):
     world = World("lean")
     world.store.save(tmp_path)
-    path = tmp_path / faiss_store.SECOND
+    path = tmp_path / SECOND
     second = world.second.copy()
     if damage == "short":
         second = second[:-1]
@@ -233,7 +233,7 @@ def test_a_bundle_with_spilled_keys(task, tmp_path):
             np.testing.assert_array_equal(got, want)
     # A file that the manifest does not list is not read; one that it lists is checked.
     (data,) = (tmp_path / "b").glob("data-*")
-    (data / faiss_store.SECOND).unlink()
+    (data / SECOND).unlink()
     with pytest.raises(amips.BundleError, match=r"second\.npy"):
         amips.load(tmp_path / "b")
 
@@ -293,12 +293,12 @@ def test_second_cells_that_fit_in_number_only(tmp_path, storage):
     second = world.second.copy()
     for key in has[:5]:  # a third cell, where it is not
         second[key] = next(j for j in range(C) if j not in (world.assignment[key], second[key]))
-    np.save(tmp_path / faiss_store.SECOND, second)
+    np.save(tmp_path / SECOND, second)
     with pytest.raises(amips.BundleError, match="wrong number of cells"):
         FaissCellStore.load(tmp_path, storage, False, spilled=True)
     short = world.second[:-10].copy()
     short[np.flatnonzero(short < 0)[: 10 + (world.second[-10:] >= 0).sum()]] = 0
-    np.save(tmp_path / faiss_store.SECOND, short)
+    np.save(tmp_path / SECOND, short)
     with pytest.raises(amips.BundleError):
         FaissCellStore.load(tmp_path, storage, False, spilled=True)
 

@@ -81,9 +81,10 @@ def unit_rows(block: Floats) -> tuple[Floats, NDArray[np.floating[Any]]]:
     """
     norms = row_norms(block)
     safe = (norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])
-    unit = block / np.where(safe, norms, np.float32(1))[:, None]
     if safe.all():
-        return unit, norms
+        return block / norms[:, None], norms
+    divisors: Floats = np.where(safe, norms, 1).astype(np.float32)
+    unit = block / divisors[:, None]
     exponents = np.frexp(np.abs(block[~safe]).max(axis=1))[1]
     scaled = np.ldexp(block[~safe], -exponents[:, None])  # squares of these fit
     scaled_norms = row_norms(scaled)
