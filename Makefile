@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: setup test test-fast test-backends chaos demo lint clean
+.PHONY: setup test test-fast test-backends fuzz chaos demo lint clean
 
 setup: $(VENV)/.ready
 
@@ -32,19 +32,14 @@ test-backends: setup
 	$(PIP) --editable '.[dev,backends]'
 	AMIPS_BACKENDS=all $(BIN)/python -m pytest -m backends -o cache_dir=$(VENV)/.pytest_cache
 
-# Kills 200 processes at random moments; AMIPS_SEED=n chooses others.
-chaos: setup
-	AMIPS_KILLS=200 $(BIN)/python -m pytest tests/chaos/test_kills.py
-
-# `make test` has a small form of both; these take an hour or so. TRIES for each kind of directory, from a SEED.
+# `make test` has a small form of both; these take half an hour or so.
 TRIES ?= 20000
 SEED ?= $(shell date +%s)
 fuzz: setup
 	AMIPS_FUZZ=$(TRIES) AMIPS_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -s tests/chaos/test_fuzz.py
 
-CHAOS ?= 300
 chaos: setup
-	AMIPS_CHAOS=$(CHAOS) $(BIN)/python -m pytest -s tests/chaos --ignore tests/chaos/test_fuzz.py
+	AMIPS_CHAOS=300 AMIPS_KILLS=200 $(BIN)/python -m pytest -s tests/chaos --ignore tests/chaos/test_fuzz.py
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo

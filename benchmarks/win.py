@@ -61,7 +61,7 @@ from amips.builder import Builder
 from amips.cells import STRENGTH
 from amips.design import SPILL_FRACTION, Design
 from amips.errors import ResultsError
-from amips.files import locked
+from amips.locks import locked
 from amips.nets import Linear, Recipe
 from amips.progress import Bar
 from amips.search import estimate_routing, recalls

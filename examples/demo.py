@@ -144,7 +144,7 @@ def main() -> None:
     plan = {name: getattr(o, name) for name in settings}
     begin_output(out, plan, amips.AmipsError, what="a demo", mark="demo.json")
     results, bundle = out / "results", out / "bundle"
-    finished = (results / SUMMARY, bundle / "text" / "text.json", out / "report.html")
+    finished = (results / SUMMARY, bundle / "text.json", out / "report.html")
     if all(path.exists() for path in finished):
         step(f"everything is in {out} already")
         summary = load_summary(results)

@@ -14,7 +14,8 @@ from amips.backends import backend_class
 from amips.bench import Summary, draw_figures
 from amips.errors import AmipsError, ResultsError
 from amips.extras import needs_extra
-from amips.files import locked, write_atomic
+from amips.files import write_atomic
+from amips.locks import locked
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,13 @@ def check_whole(
     name: str, value: Any, least: int | None = None, most: int | None = None, *, error: Error = AmipsError
 ) -> int:
     """`value` as an int; `error` unless it is a whole number from `least` to `most`, both included."""
-    bounds = {(True, True): f" from {least} to {most}", (True, False): f", at least {least}"}
-    bound = bounds.get((least is not None, most is not None), "" if most is None else f", at most {most}")
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise refused(name, value, f"a whole number{bound}", error)
+        raise refused(name, value, _whole(least, most), error)
     whole = int(value)
     if not -LARGEST <= whole <= LARGEST:
         raise refused(name, value, "a whole number of 64 bits", error)
     if (least is not None and whole < least) or (most is not None and whole > most):
-        raise refused(name, value, f"a whole number{bound}", error)
+        raise refused(name, value, _whole(least, most), error)
     return whole
 
 
@@ -57,9 +55,8 @@ def check_number(
         infinite: whether infinity is a number here.
         what: is expected, before the bounds: "a fraction of the keys".
     """
-    expected = what + _bounds(above, below, least, most)
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise refused(name, value, expected, error)
+        raise refused(name, value, what + _bounds(above, below, least, most), error)
     try:
         number = float(value)
     except OverflowError:  # a whole number of hundreds of digits
@@ -71,13 +68,13 @@ def check_number(
         and (most is None or number <= most)
     )
     if math.isnan(number) or not within or (math.isinf(number) and not infinite):
-        raise refused(name, value, expected, error)
+        raise refused(name, value, what + _bounds(above, below, least, most), error)
     return number
 
 
-def check_recall(value: Any) -> float:
-    """A recall@10 that an index is made for, as a float between 0 and 1; AmipsError on anything else."""
-    return check_number("recall", value, above=0, below=1, what="a share of the true top 10")
+def check_recall(value: Any, name: str = "recall", *, error: Error = AmipsError) -> float:
+    """A recall that is asked for, as a float; `error` unless it is above 0 and up to 1."""
+    return check_number(name, value, above=0, most=1, what="a share of the true top keys,", error=error)
 
 
 def check_seed(value: Any, *, error: Error = AmipsError) -> int:
@@ -125,6 +122,14 @@ def refused(name: str, value: Any, expected: str, error: Error = AmipsError) -> 
         text = f"a {type(value).__name__}"
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return error(f"{name}={text}: expected {expected}")
+
+
+def _whole(least: int | None, most: int | None) -> str:
+    if least is not None and most is not None:
+        return f"a whole number from {least} to {most}"
+    if least is not None:
+        return f"a whole number, at least {least}"
+    return "a whole number" if most is None else f"a whole number, at most {most}"
 
 
 def _bounds(above: float | None, below: float | None, least: float | None, most: float | None) -> str:

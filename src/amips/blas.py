@@ -9,7 +9,6 @@ Every room takes faiss from here, for two reasons, both measured:
   that is up to 9x slower than the matrix product.
 """
 
-import operator
 import os
 import sys
 import threading
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np  # before threadpoolctl looks for numpy's OpenBLAS
 from threadpoolctl import ThreadpoolController, threadpool_info
 
-from amips.errors import AmipsError
+from amips.arguments import check_whole
 from amips.resources import address_space_limit, check_address_space
 
 __all__ = ["faiss", "parallel", "threads"]
@@ -102,9 +101,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _checked_threads(count: Any) -> int:
     """How many threads were asked for, no more than there are processors: more would only take turns."""
-    if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
-        raise AmipsError(f"threads={count!r}: expected a whole number, at least 1")
-    return min(operator.index(count), os.cpu_count() or 1)
+    return min(check_whole("threads", count, 1), os.cpu_count() or 1)
 
 
 @contextmanager

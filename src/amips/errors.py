@@ -2,13 +2,16 @@
 
 from amips.terminal import one_line
 
+LONGEST = 1200  # characters of a message that are shown
+
 
 class AmipsError(Exception):
     """Base of every error that amips raises on purpose."""
 
     def __str__(self) -> str:
-        # A message may quote a file of someone else: its names, ids, fields.
-        return one_line(super().__str__())
+        # A message may quote a file of someone else: its names, ids, fields, of any length.
+        text = one_line(super().__str__())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 class VectorError(AmipsError):

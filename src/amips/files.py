@@ -9,7 +9,6 @@ file with its size and SHA-256, and is put in place by one rename, so that a cra
 either no manifest (unfinished, can be resumed) or a true one.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO
 
 from amips.arguments import check_path
 from amips.errors import AmipsError
-from amips.untrusted import inside, open_lock, open_regular, parse_json, read_bounded
+from amips.untrusted import inside, open_regular, parse_json, read_bounded
 
 CHUNK = 1 << 22
 ADVICE = "choose another directory, or remove this one"
@@ -126,60 +125,17 @@ def differing(before: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 @contextmanager
-def locked(path: Path, busy: AmipsError | None = None, *, remove: bool = False) -> Iterator[None]:
-    """Hold a lock on `path` against other processes and threads; a killed process lets go of its own.
-
-    With `busy`, do not wait for another holder but raise that. A link at `path` is not followed. With
-    `remove`, the file is gone afterwards.
-    """
-    error = AmipsError if busy is None else type(busy)
-    while True:
-        handle = open_lock(path, error)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy is not None else 0))
-            except BlockingIOError:
-                assert busy is not None
-                raise busy from None
-            if not _is_still(handle, path):  # the holder before removed it: nobody else sees this lock
-                continue
-            try:
-                yield
-            finally:
-                if remove:
-                    path.unlink(missing_ok=True)
-            return
-        finally:
-            os.close(handle)
-
-
-def _is_still(handle: int, path: Path) -> bool:
-    """Whether `path` names the file that was opened."""
-    try:
-        return os.path.samestat(os.fstat(handle), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
 def partial(path: Path) -> Iterator[Path]:
     """The name of a file or directory to write beside `path`; a block that ends well puts it in its place.
 
-    A block that fails leaves what was there before. A directory takes the place of the one before it.
+    A block that fails leaves what was there before. A directory never takes the place of another that holds
+    something, because that takes two renames: write it under a new name, and then a file that names it.
     """
-    temporary, aside = _name_beside(path), _name_beside(path)
+    temporary = _name_beside(path)
     try:
         yield temporary
         fsync_all(temporary)
-        if temporary.is_dir() and path.is_dir():  # a rename does not replace a directory that holds something
-            path.rename(aside)
-        try:
-            temporary.replace(path)
-        except OSError:
-            if aside.exists():
-                aside.rename(path)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
+        temporary.replace(path)
     except OSError as problem:
         if problem.errno and problem.filename is None:  # a write that fails does not say where
             problem.filename = str(path)
@@ -246,11 +202,11 @@ def read_json(path: Path, error: type[AmipsError]) -> dict[str, Any]:
     return parse_json(read_bounded(path, error), path, error)
 
 
-def stated_kinds(directory: Path) -> set[str]:
+def manifest_kinds(directory: Path) -> set[str]:
     """What a directory says it is: the "kind" of each JSON file in it, its manifests among them."""
     kinds = set()
     for path in sorted(directory.glob("*.json")):
-        value = read_json(path, AmipsError)
+        value = read_json(inside(directory, path.name, AmipsError), AmipsError)
         if "kind" in value:
             kinds.add(str(value["kind"]))
     return kinds

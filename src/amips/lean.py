@@ -14,8 +14,8 @@ S^(1/2) x and T^(1/2) y it is the best approximation of a matrix by one of rank 
 the squares of the singular values that are left out. Where queries are like keys (S = T) this is PCA.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +72,15 @@ def learn_projection(keys: Vectors, queries: Vectors, r: int) -> Projection:
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
     if not 1 <= r <= keys.d:
         raise VectorError(f"r={r}: a projection has between 1 and {keys.d} dimensions")
-    root_s, inverse_s = _roots(_second_moment(queries))
-    root_t, inverse_t = _roots(_second_moment(keys))
+    moment_s, exponent_s = _scaled(_second_moment(queries))
+    moment_t, exponent_t = _scaled(_second_moment(keys))
+    root_s, inverse_s = _roots(moment_s)
+    root_t, inverse_t = _roots(moment_t)
     u, singular, v = np.linalg.svd(root_s @ root_t)
     u, v, scale = u[:, :r].T, v[:r], np.sqrt(singular[:r])[:, None]
     a, b, back = scale * (u @ inverse_s), scale * (v @ inverse_t), (u @ root_s) / np.maximum(scale, 1e-12)
     a, b, back = (np.ascontiguousarray(matrix, np.float32) for matrix in (a, b, back))
-    return Projection(a, b, back, singular)
+    return Projection(a, b, back, np.ldexp(singular, exponent_s + exponent_t))
 
 
 def reduced_dimension(d: int, fraction: float) -> int:
@@ -87,17 +89,28 @@ def reduced_dimension(d: int, fraction: float) -> int:
 
 
 def _second_moment(vectors: Vectors) -> Doubles:
-    """E[v v'], by blocks, of every row or of evenly spaced ones."""
+    """E[v v'], by blocks, of every row or of evenly spaced ones; float64 has room for any float32 squared."""
     total = np.zeros((vectors.d, vectors.d))
     step = max(1, vectors.n // SAMPLE)
     for start, block in vectors.blocks():
-        rows: Any = block[-start % step :: step]
+        rows = block[-start % step :: step].astype(np.float64)
         total += rows.T @ rows
     return total / len(range(0, vectors.n, step))
+
+
+def _scaled(moment: Doubles) -> tuple[Doubles, int]:
+    """The second moment of vectors divided by 2^e, and e, such that their mean squared norm is near 1.
+
+    <A x, B y> is linear in x and y, so A and B are the same whatever the vectors were divided by: computed
+    from these, they do not depend on the scale of the data, and no bound on a number does either.
+    """
+    trace = float(np.trace(moment))
+    exponent = round(math.log2(trace) / 2) if trace > 0 else 0
+    return np.ldexp(moment, -2 * exponent), exponent
 
 
 def _roots(moment: Doubles) -> tuple[Doubles, Doubles]:
     """The square root of a positive semi-definite matrix, and its inverse where there is one."""
     values, vectors = np.linalg.eigh(moment)
-    values = np.maximum(values, SMALLEST * max(float(values[-1]), 1e-30))
+    values = np.maximum(values, SMALLEST * (float(values[-1]) if values[-1] > 0 else 1.0))
     return (vectors * np.sqrt(values)) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T

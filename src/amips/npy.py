@@ -136,6 +136,11 @@ def _parse(file: BinaryIO) -> NpyHeader:
         dtype = np.dtype(kind)
     except TypeError:
         raise ValueError(f"values of type {kind!r}") from None
+    if dtype.itemsize == 0:  # any number of them fits into a file of any size
+        raise ValueError(f"values of type {kind!r}, which have no bytes")
+    # Also of an array without values: numpy multiplies the other lengths.
+    if math.prod(max(1, length) for length in shape) * dtype.itemsize >= 1 << 63:
+        raise ValueError(f"a shape of {shape}")
     return NpyHeader(dtype, shape, fortran, len(MAGIC) + 2 + LENGTHS[version] + length)
 
 

@@ -84,8 +84,8 @@ class Bar:
             part = f"{self.n / self._total:.0%} of {self._total:,} {self.unit}".replace("%", " %", 1)
         parts = [part, f"{clock(seconds)} elapsed"]
         if self._total and self.n > self.start:
-            left = seconds * max(0, self._total - self.n) / (self.n - self.start)
-            parts.append(f"about {clock(left)} left")
+            remaining = seconds * max(0, self._total - self.n) / (self.n - self.start)
+            parts.append(f"about {clock(remaining)} left")
         return f"{self.what}: {', '.join([*parts, self._note] if self._note else parts)}"
 
     def _say(self, text: str) -> None:

@@ -44,8 +44,8 @@ class RowFiles:
             if self.done == 0:
                 _write_empty(path, np.dtype(kind), (m, *row))
             handle = path.open("r+b")
-            left = (m - self.done) * math.prod(row) * np.dtype(kind).itemsize
-            handle.seek(path.stat().st_size - left)
+            remaining = (m - self.done) * math.prod(row) * np.dtype(kind).itemsize
+            handle.seek(path.stat().st_size - remaining)
             self.handles[name] = handle
         self.written = self.done
 

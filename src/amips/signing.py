@@ -1,16 +1,20 @@
 """Signatures of directories: who vouches for a manifest, and so for every file whose SHA-256 it lists.
 
 A hash in a manifest finds damage; whoever changes a file on purpose changes the hash too. A signature
-(Ed25519) can be made only with a private key. `signature.json` stands beside the manifest and has a signature
-of its exact bytes:
+(Ed25519) can be made only with a private key. `signature.json` stands beside the manifests and has one
+signature of the SHA-256 of all of them, so that those of two signed directories cannot be mixed:
 
-    {"kind": "signature", "format": 1, "key": <public key>, "signatures": {"manifest.json": <signature>, ...}}
+    {"kind": "signature", "format": 2, "key": <public key>, "files": {"manifest.json": <SHA-256>, ...},
+     "signature": <signature>}
 
-The public key in it says who claims to have signed, and proves nothing: signatures are checked with the keys
-that a caller trusts.
+What is signed is `statement(files)`: a line that says what it is, then "SHA-256  name" in lines. The public
+key in the file says who claims to have signed, and proves nothing: it is checked with the keys that a caller
+trusts.
 """
 
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +29,20 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SIGNATURE = "signature.json"
-KIND, FORMAT = "signature", 1
+KIND, FORMAT = "signature", 2
+DOMAIN = "amips signature 2"  # a signature of anything else cannot be taken for one of these
 KEY_BYTES = SIGNATURE_BYTES = 1 << 14  # more than such a file has: a PEM of Ed25519 has 120
 PUBLIC = ".pub"
+_LINE = re.compile(r"[0-9a-f]{64}  [\w./-]+", re.ASCII)  # of a statement: no name can look like two of them
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What `signature.json` says: the public key of who claims to have signed, a signature for each file."""
+    """What `signature.json` says: the public key of who claims to have signed, SHA-256 by file, signature."""
 
     key: str
-    signatures: dict[str, bytes]
+    files: dict[str, str]
+    signature: bytes
 
 
 Key = str | Path | bytes  # a file, or what stands in one: PEM
@@ -80,14 +87,21 @@ def write_signature(directory: Path, key: Key, contents: Mapping[str, bytes], er
         contents: the bytes of each file that is signed, by its name.
     """
     private = _private_key(key, error)
+    files = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     stated = {
         "kind": KIND,
         "format": FORMAT,
         "key": private.public_key().public_bytes_raw().hex(),
-        "signatures": {name: private.sign(data).hex() for name, data in contents.items()},
+        "files": files,
+        "signature": private.sign(statement(files)).hex(),
     }
     write_json(directory / SIGNATURE, stated)
     return str(stated["key"])
+
+
+def statement(files: Mapping[str, str]) -> bytes:
+    """What is signed: the SHA-256 of every file by its name, in the order of the names."""
+    return "".join([f"{DOMAIN}\n", *(f"{files[name]}  {name}\n" for name in sorted(files))]).encode()
 
 
 def approval(
@@ -120,18 +134,19 @@ def check_signature(
     stated = read_signature(directory, error)
     if stated is None:
         raise error(f"{directory} is not signed; ask who made it to run amips sign, or do not demand it")
-    if name not in stated.signatures:
-        raise error(f"{directory / name} is not signed: it came after the signature")
-    # Each trusted key is tried on the bytes themselves: what the file says about the signer proves nothing.
+    # Each trusted key is tried on the statement itself: what the file says about the signer proves nothing.
     for key in keys:
         try:
-            key.verify(stated.signatures[name], data)
+            key.verify(stated.signature, statement(stated.files))
         except InvalidSignature:
             continue
-        return
-    raise error(
-        f"{directory / name} is not signed by a trusted key: it was signed by another, or changed after that"
-    )
+        break
+    else:
+        raise error(f"{directory} is not signed by a trusted key: it was signed by another, or changed")
+    if name not in stated.files:
+        raise error(f"{directory / name} is not signed: it came after the signature")
+    if stated.files[name] != hashlib.sha256(data).hexdigest():
+        raise error(f"{directory / name} is not the one that was signed: it was changed after that")
 
 
 def read_signature(directory: Path, error: type[AmipsError]) -> Signature | None:
@@ -149,10 +164,12 @@ def read_signature(directory: Path, error: type[AmipsError]) -> Signature | None
     if (stated.get("kind"), stated.get("format")) != (KIND, FORMAT):
         raise error(f"{path} is not a signature of format {FORMAT}")
     try:
-        signatures = {name: bytes.fromhex(value) for name, value in stated["signatures"].items()}
-        return Signature(bytes.fromhex(stated["key"]).hex(), signatures)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise error(f"{path} is damaged: expected a key and signatures, in hexadecimal") from None
+        files = dict(stated["files"])
+        if not all(_LINE.fullmatch(f"{value}  {name}") for name, value in files.items()):
+            raise ValueError
+        return Signature(bytes.fromhex(stated["key"]).hex(), files, bytes.fromhex(stated["signature"]))
+    except (KeyError, TypeError, ValueError):
+        raise error(f"{path} is damaged: expected a key, files and a signature, in hexadecimal") from None
 
 
 def _private_key(key: Key, error: type[AmipsError]) -> "Ed25519PrivateKey":

@@ -13,7 +13,9 @@ from typing import Any, BinaryIO
 
 from amips.errors import AmipsError
 
-JSON_BYTES = 1 << 26  # more than the manifest of any bundle takes; what is larger is no description
+# Of a manifest or a description: that of a bundle with a hundred operating points has 30 kB, the summary of a
+# large bench 300 kB. Python objects take up to 30 times the bytes of their JSON.
+JSON_BYTES = 1 << 22
 
 
 def open_regular(path: Path, error: type[AmipsError], *, follow: bool = True) -> BinaryIO:

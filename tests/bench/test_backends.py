@@ -73,7 +73,7 @@ class TestRunning:
         run = opened._run(system := System(backend="hnsw"), opened.open(system), 32)
         alone = backends.build("hnsw", np.asarray(task.keys), tmp_path / "hnsw")
         np.testing.assert_array_equal(run.ids, alone.search(opened.x, K, probes=32)[1])
-        np.testing.assert_array_equal(run.scanned, alone.cost(opened.x, K, 32).scanned)
+        np.testing.assert_array_equal(run.scanned, alone.cost(opened.x, K, probes=32).scanned)
 
     def test_settings_are_those_of_the_system(self, opened):
         index = opened.opener.backend(System(backend="hnsw", settings=(("links", 5),))).index

@@ -11,6 +11,8 @@ from amips.bench.results import ResultsStore, Run
 from amips.bench.systems import System
 from amips.design import Design
 from amips.errors import ResultsError
+from chaos.mutations import reseal
+from helpers import reseal as resealed
 from helpers import with_linear
 from reference import architecture, random_net
 
@@ -86,7 +88,7 @@ def test_a_run_without_its_description_does_not_count(store):
     (store.path / "runs" / f"{SYSTEM.slug}-b3.json").unlink()
     assert not store.has(SYSTEM, 3)
     assert store.runs([SYSTEM]) == []
-    with pytest.raises(ResultsError, match="does not exist"):
+    with pytest.raises(ResultsError, match=r"it has no .*-b3\.json"):
         store.get(SYSTEM, 3)
 
 
@@ -95,7 +97,7 @@ def test_a_crash_before_the_description_leaves_no_run(store, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("amips.bench.results.write_json", crash)
+        patched.setattr("amips.bench.results.write_manifest", crash)
         with pytest.raises(KeyboardInterrupt):
             store.put(a_run(seed=1), seed=0)
     assert files(store) == [f"{SYSTEM.slug}-b3.npz"]
@@ -131,13 +133,16 @@ def foreign(path):
 def test_damaged_arrays_are_named_in_one_line(store, harm):
     store.put(a_run(), seed=0)
     harm(store.path / "runs" / f"{SYSTEM.slug}-b3.npz")
-    with pytest.raises(ResultsError, match=r"-b3\.(npz|json) is damaged: \S") as caught:
-        store.get(SYSTEM, 3)
-    assert "\n" not in str(caught.value)
+    changed = r"-b3\.npz (is missing|has \d+ bytes, expected|does not have the SHA-256)"
+    for match in (changed, r"-b3\.npz is (damaged: \S|missing)"):
+        with pytest.raises(ResultsError, match=match) as caught:
+            store.get(SYSTEM, 3)
+        assert "\n" not in str(caught.value)
+        reseal(store.path)  # as somebody who means harm would
 
 
 def test_any_damage_to_arrays_is_one_line(store):
-    """Zeros over 30 bytes at each place of the file: it is read as it was, or refused."""
+    """Zeros over 30 bytes at each place of the file, with a true SHA-256: read as it was, or refused."""
     run = a_run()
     store.put(run, seed=0)
     path = store.path / "runs" / f"{SYSTEM.slug}-b3.npz"
@@ -145,6 +150,7 @@ def test_any_damage_to_arrays_is_one_line(store):
     problems = []
     for low in range(0, len(whole), 23):
         path.write_bytes(whole[:low] + bytes(min(30, len(whole) - low)) + whole[low + 30 :])
+        reseal(store.path)
         try:
             same(store.get(SYSTEM, 3), run)
         except ResultsError as problem:
@@ -175,15 +181,26 @@ def test_whatever_numpy_says_is_one_line(store, monkeypatch, problem):
         "{}",
         "\x00\xff",
         '{"kind": "run", "format": 99}',
-        '{"kind": "run", "format": 1}',
-        '{"kind": "run", "format": 1, "budget": "x", "network": 1, "coarse": 1}',
+        '{"kind": "run", "format": 2}',
+        '{"kind": "run", "format": 3}',
+        '{"kind": "run", "format": 3, "digest": "x", "files": {}}',
     ],
 )
 def test_damaged_descriptions_are_named_in_one_line(store, text):
     store.put(a_run(), seed=0)
     (store.path / "runs" / f"{SYSTEM.slug}-b3.json").write_text(text)
-    with pytest.raises(ResultsError, match=r"-b3\.json is ") as caught:
+    with pytest.raises(ResultsError, match=r"-b3\.json (is|has|does|describes) ") as caught:
         store.runs([SYSTEM])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["budget", "network", "coarse", "files"])
+@pytest.mark.parametrize("value", ["x", -1, None, True, 1.5, [], {}])
+def test_a_description_with_another_value(store, field, value):
+    store.put(a_run(), seed=0)
+    resealed(store.path / "runs" / f"{SYSTEM.slug}-b3.json", **{field: value})
+    with pytest.raises(ResultsError, match=r"-b3\.json is damaged: ") as caught:
+        store.get(SYSTEM, 3)
     assert "\n" not in str(caught.value)
 
 
@@ -199,8 +216,12 @@ def test_arrays_that_do_not_fit_together(store):
         {"rank": whole["rank"][:, None]},
         {"scores": np.zeros(whole["scores"].shape, np.int32)},
         {"more": whole["rank"]},
+        {"scores": np.full_like(whole["scores"], np.nan)},
+        {"scores": np.full_like(whole["scores"], np.inf)},
+        *({name: np.full_like(whole[name], -2)} for name in ("rank", "scanned", "scan")),
     ):
         np.savez(path, **{**whole, **changed})
+        reseal(store.path)
         with pytest.raises(ResultsError, match=r"-b3\.npz is damaged: (it does not hold|its numbers)"):
             store.get(SYSTEM, 3)
 
@@ -216,8 +237,34 @@ def test_damaged_times_are_named(store):
     store.put(a_run(), seed=0)
     store.put_times(SYSTEM, 3, {"a": np.ones(3)})
     cut(store.path / "runs" / f"{SYSTEM.slug}-b3.times.npz")
+    with pytest.raises(ResultsError, match=r"times\.npz has 163 bytes, expected 203"):
+        store.get(SYSTEM, 3)
+    reseal(store.path)
     with pytest.raises(ResultsError, match=r"times\.npz is damaged"):
         store.get(SYSTEM, 3)
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
+def test_times_that_are_none(store, value):
+    store.put(a_run(), seed=0)
+    store.put_times(SYSTEM, 3, {name: np.full(3, value) for name in ("a", "yardstick/a")})
+    with pytest.raises(ResultsError, match=r"times\.npz is damaged: a holds no times"):
+        store.get(SYSTEM, 3)
+
+
+def test_times_of_a_killed_call_are_taken_again(store, monkeypatch):
+    """Killed before the description of the times: there are none, also where there were others before."""
+    store.put(a_run(), seed=0)
+    times = {name: np.ones(3) for name in ("a", "yardstick/a")}
+    store.put_times(SYSTEM, 3, times)
+    with monkeypatch.context() as patched:
+        patched.setattr("amips.bench.results.write_manifest", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.put_times(SYSTEM, 3, {name: 2 * values for name, values in times.items()})
+    assert not store.has_times(SYSTEM, 3)
+    assert store.get(SYSTEM, 3).times == {}
+    store.put_times(SYSTEM, 3, times)
+    assert set(store.get(SYSTEM, 3).times) == set(times)
 
 
 def test_times_without_their_yardstick_are_named_in_one_line(store):

@@ -230,7 +230,7 @@ class TestBuild:
         ("options", "message"),
         [
             ({"design": Design(10), "storage": "flat"}, "storage is part of the design: give one of the two"),
-            ({"recall": 1.0}, "recall=1.0: expected a share"),
+            ({"recall": 1.1}, "recall=1.1: expected a share"),
             ({"storage": "zip"}, "storage='zip'"),
             ({"storage": "flat", "dimensions": 8}, "dimensions are for storage 'lean' only"),
             ({"dimensions": 65}, "there are only 64 dimensions"),

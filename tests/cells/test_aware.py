@@ -208,3 +208,12 @@ def test_it_takes_fewer_keys_to_find_as_much(seed):
     plain = scanned(amips.cells.kmeans(keys, 64))
     ours = scanned(query_aware(keys, queries[train], top[train], 64))
     assert ours < 0.6 * plain, (ours, plain)
+
+
+@pytest.mark.parametrize(("key_power", "query_power"), [(-100, 0), (0, -100), (90, -80)])
+def test_the_scale_of_keys_and_queries_does_not_matter(world, moved, key_power, query_power):
+    """Squares of such values leave the range of float32."""
+    keys, queries, top = world
+    query_aware(keys, queries, top, 10)
+    query_aware(np.ldexp(keys, key_power), np.ldexp(queries, query_power), top, 10)
+    np.testing.assert_array_equal(moved[1], moved[0])

@@ -169,3 +169,18 @@ class TestErrors:
         ):
             with pytest.raises(VectorError, match=r"^cells: "):
                 partition.check(wrong, 1, vectors)
+
+
+def test_means_of_cells_are_those_of_their_points_by_any_blocks(monkeypatch):
+    rng = np.random.default_rng(3)
+    points = rng.standard_normal((500, 6)).astype(np.float32)
+    assignment = rng.choice([0, 1, 2, 4, 5], 500).astype(np.int32)  # cell 3 has no points
+    for block_bytes in (1 << 26, 1 << 10):
+        monkeypatch.setattr("amips.vectors.vectors.BLOCK_BYTES", block_bytes)
+        means = partition.cell_means(open_vectors(points), assignment, 7)
+        assert means.dtype == np.float32
+        assert means.shape == (7, 6)
+        for cell in (0, 1, 2, 4, 5):
+            expected = points[assignment == cell].mean(axis=0, dtype=np.float64)
+            np.testing.assert_allclose(means[cell], expected, rtol=1e-6, atol=1e-7)
+        assert not means[[3, 6]].any()

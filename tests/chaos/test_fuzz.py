@@ -12,26 +12,34 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import amips
-from amips.bench import ResultsStore, System, bench, write_page
+from amips.bench import ResultsStore, System, bench, load_summary, write_page
+from amips.cli import cli
 from amips.design import Design
 from amips.nets import load_model, read_run_log
 from amips.task import load_task
-from amips.text import Embedded, Text, embed
+from amips.text import Asker, Embedded, Text, attach, embed
 from chaos.mutations import mutate, reseal
 
 TRIES = int(os.environ.get("AMIPS_FUZZ", "0")) or 150
 SEED = int(os.environ.get("AMIPS_FUZZ_SEED", "2026"))
 HANGS_AFTER = 30.0  # seconds
 N, D, C, M = 260, 8, 9, 160
-OUTSIDE = {"/etc/passwd", "/dev/zero"}
+# Where Python, its libraries and the system have files; a directory that is opened needs no others.
+PLACES = {sys.prefix, sys.base_prefix, *sys.path, str(Path(amips.__file__).parent), "/proc", "/sys"}
+PREFIXES = (
+    *(os.path.realpath(place) + os.sep for place in sorted(PLACES) if place and Path(place).is_dir()),
+    *("/dev/null", "/dev/urandom", "/dev/shm/", "/lib", "/usr/lib", "/usr/local/lib", "/usr/share/"),
+)
 
 
 def vectors(count, seed):
@@ -40,6 +48,11 @@ def vectors(count, seed):
 
 def small_task(out):
     return amips.label(vectors(N, 0), vectors(M, 1), cells=C, val=20, test=20, out=out, query_aware=0)
+
+
+def describe(path):
+    """`amips info`, in this process."""
+    cli.main(["info", str(path)], standalone_mode=False)
 
 
 class Bundle:
@@ -64,6 +77,7 @@ class Bundle:
             assert not np.isnan(scores).any(), "a score that is not a number"
         index.cost(self.x)
         repr(index)
+        describe(path)
 
 
 class TaskKind:
@@ -77,6 +91,7 @@ class TaskKind:
         index = amips.build(task, None, storage=rng.choice(["flat", "sq8"]), spill_fraction=0.0)
         ids = index.search(vectors(4, 2), 5, probes=4)[1]
         assert set(ids.ravel().tolist()) <= set(range(-1, N)), "ids out of range"
+        describe(path)
 
 
 class RunKind:
@@ -87,6 +102,9 @@ class RunKind:
         amips.train(task, amips.Linear(rank=4), samples=512, batch=64, out=place, evaluations=3)
 
     def use(self, path, rng):
+        if rng.random() < 0.5:
+            describe(path)
+            load_summary(path)
         read_run_log(path)
         assert load_model(path).scores(vectors(4, 2)).shape == (4, C)
         amips.train(self.task, amips.Linear(rank=4), samples=512, batch=64, out=path, evaluations=3)
@@ -101,18 +119,22 @@ class Results:
         shutil.rmtree(place / "work", ignore_errors=True)
 
     def use(self, path, rng):
+        if rng.random() < 0.5:
+            describe(path)
         for run in ResultsStore(path).runs(self.systems):
-            assert np.isfinite(run.scanned).all()
+            assert (run.scanned >= -1).all()
+            assert not np.isnan(run.scores).any()
         write_page(path, path / "report.html")
 
 
 class Encoder:
-    """Vectors by the length of a text."""
+    """Every text is a random direction."""
 
     name, d = "fake", D
 
     def encode(self, texts):
-        return np.stack([np.eye(D, dtype=np.float32)[len(text) % D] for text in texts])
+        rows = np.concatenate([vectors(1, zlib.crc32(text.encode())) for text in texts])
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 class Embeddings:
@@ -124,6 +146,44 @@ class Embeddings:
     def use(self, path, rng):
         embedded = Embedded(path, verify=rng.random() < 0.5)
         assert len(list(embedded.key_texts)) == len(embedded.key_texts)
+
+
+class Asked:
+    """Bundles with texts, asked in words."""
+
+    def __init__(self, place):
+        corpus, queries = ([Text(f"id {i}", "", f"{kind} {i}") for i in range(40)] for kind in "ab")
+        embedded = embed(corpus, queries, encoder=Encoder(), out=place.with_name("embedded"))
+        task = amips.label(embedded.keys, embedded.queries, cells=4, val=5, test=5, query_aware=0)
+        amips.build(task, None, storage="flat", spill_fraction=0.0, out=place)
+        attach(place, embedded)
+
+    def use(self, path, rng):
+        asker = Asker(path, encoder=Encoder())
+        answer = asker.ask("a question", probes=4)
+        assert len(answer.hits) == 5
+        assert all(isinstance(hit.text.id, str) for hit in answer.hits)
+        amips.verify(path)
+
+
+class Wrapped:
+    """What is saved beside a FAISS index of the user's own."""
+
+    def __init__(self, place):
+        import faiss
+
+        task = small_task(None)
+        self.index = faiss.index_factory(D, f"IVF{C},Flat", faiss.METRIC_INNER_PRODUCT)
+        self.index.train(task.keys)
+        self.index.add(task.keys)
+        amips.wrap(self.index, None, task=task, recall=0.9).save(place)
+
+    def use(self, path, rng):
+        if rng.random() < 0.5:
+            describe(path)
+        wrapped = amips.load(path, index=self.index)
+        ids = wrapped.search(vectors(4, 2), 5)[1]
+        assert set(ids.ravel().tolist()) <= set(range(-1, N)), "ids out of range"
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +198,8 @@ def kind_of(name, place, task):
         return Bundle(place, storage, "spill" in more, "ids" in more)
     if name in ("run", "results"):
         return {"run": RunKind, "results": Results}[name](place, task)
-    return {"task": TaskKind, "embeddings": Embeddings}[name](place)
+    kinds = {"task": TaskKind, "embeddings": Embeddings, "asked": Asked, "wrapped": Wrapped}
+    return kinds[name](place)
 
 
 def attempt(kind, good, work, seed):
@@ -170,17 +231,28 @@ def attempt(kind, good, work, seed):
 
 
 opened: set[str] = set()
+allowed: list[str] = []
 
 
 def watch(event, arguments):
-    """Note what is opened that is none of a directory's business."""
-    if event == "open" and isinstance(arguments[0], str) and os.path.realpath(arguments[0]) in OUTSIDE:
-        opened.add(arguments[0])
+    """Note what is opened outside of the directory that is tried, and is no file of Python or a library."""
+    if event != "open" or not isinstance(arguments[0], str | bytes):
+        return
+    path = os.path.realpath(os.fsdecode(arguments[0]))
+    if not path.startswith((*allowed, *PREFIXES)):
+        opened.add(path)
 
 
 def child(kind, good, work, first, end, pipe):
     """Try from one seed on, and report each; never returns."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries print of their own
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what libraries, and `amips info`, print
+        os.dup2(silent, stream)
+    sys.stdout = sys.stderr = os.fdopen(silent, "w")
+    # The temporary directories of amips, by the names that it gives them; the task that a run goes on with.
+    places = [good, work, Path(tempfile.gettempdir()) / "amips-"]
+    places += [kind.task.path] if hasattr(kind, "task") else []
+    allowed[:] = [os.path.realpath(place) for place in places]
     sys.addaudithook(watch)
     for seed in range(first, end):
         os.write(pipe, f"{seed}\n".encode())
@@ -223,6 +295,26 @@ def campaign(kind, good, work, tries):
     return wrongs
 
 
+class Elsewhere:
+    """Opens what it is told to, to see whether that is seen."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def use(self, path, rng):
+        Path(self.name.format(path)).read_bytes()
+
+
+@pytest.mark.parametrize(("name", "seen"), [("/etc/hosts", True), ("{}/../x", True), ("{}/a.bin", False)])
+def test_a_file_elsewhere_is_seen(tmp_path, name, seen):
+    (tmp_path / "good").mkdir()
+    for file in ("good/a.bin", "x"):
+        (tmp_path / file).write_bytes(bytes(range(64)))
+    wrongs = campaign(Elsewhere(name), tmp_path / "good", tmp_path / "work", 4)
+    assert [wrong for wrong in wrongs if " opened [" in wrong] == (wrongs if seen else [])
+    assert len(wrongs) == 4 or not seen
+
+
 BUNDLES = [
     f"bundle-{kind}" for kind in ("flat", "flat-spill-ids", "sq8", "pq-spill", "lean-ids", "lean-spill")
 ]
@@ -230,7 +322,7 @@ BUNDLES = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", [*BUNDLES, "task", "run", "results", "embeddings"])
+@pytest.mark.parametrize("name", [*BUNDLES, "task", "run", "results", "embeddings", "asked", "wrapped"])
 def test_whatever_is_changed(name, task, tmp_path):
     tries = -(-TRIES // len(BUNDLES)) if name.startswith("bundle") else TRIES
     kind = kind_of(name, tmp_path / "good", task)

@@ -15,10 +15,10 @@ from amips import learn
 from amips.builder import Builder, builder
 from amips.cells import kmeans
 from amips.design import Design
-from amips.files import locked
 from amips.fitting import candidates, fitting
 from amips.fitting.candidates import COUNTS
 from amips.learn import loop
+from amips.locks import locked
 from amips.metrics import cost_at
 from amips.nets import AffineArchitecture, AffineNet
 from amips.routers import RoutingEstimate
@@ -660,8 +660,8 @@ def bad_queries(queries):
         ({"cells": 0}, "cells=0"),
         ({"cells": 2001}, "cells=2001"),
         ({"cells": 1}, "cells=1: expected a whole number, at least 2"),
-        ({"recall": 0}, "recall=0: expected a share of the true top 10 between 0 and 1"),
-        ({"recall": 1}, "recall=1: expected a share"),
+        ({"recall": 0}, "recall=0: expected a share of the true top keys, above 0 and up to 1"),
+        ({"recall": 1.01}, "recall=1.01: expected a share"),
         ({"recall": float("nan")}, "recall=nan"),
         ({"objective": "memory"}, "objective='memory': expected one of flops, latency, throughput"),
         ({"storage": "zip"}, "storage='zip': expected one of flat, sq8, pq, lean"),

@@ -130,7 +130,10 @@ def test_numbers_of_numpy_are_numbers():
         (lambda: check_number("w", 1, least=0, below=1), "w=1: expected a number, at least 0 and below 1"),
         (lambda: check_number("w", 10**400), "w=1000.*: expected a number$"),
         (lambda: check_number("w", math.inf), "w=inf: expected a number"),
-        (lambda: check_recall(1), "recall=1: expected a share of the true top 10 between 0 and 1"),
+        (
+            lambda: check_recall(1.01),
+            "recall=1.01: expected a share of the true top keys, above 0 and up to 1",
+        ),
         (lambda: check_flag("quiet", 1), "quiet=1: expected True or False"),
         (lambda: check_choice("stop", ["mass"], ("mass",)), r"stop=\['mass'\]: expected one of mass"),
         (lambda: check_path("out", 5), "out=5: expected a path"),

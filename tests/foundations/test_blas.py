@@ -64,7 +64,11 @@ def test_a_fork_within_a_call_that_limits_threads(world):
     with threads(2):
         child = os.fork()
         if child == 0:
-            os._exit(0 if (index.search(x, probes=8, threads=2)[1] == expected).all() else 1)
+            code = 1
+            try:
+                code = 0 if (index.search(x, probes=8, threads=2)[1] == expected).all() else 2
+            finally:
+                os._exit(code)
         assert exit_code(child) == 0
 
 
@@ -78,7 +82,7 @@ def test_a_wrong_number_of_threads_leaves_nothing_behind(world, count):
     np.testing.assert_array_equal(index.search(x, probes=2, threads=1)[1], expected)
 
 
-@pytest.mark.parametrize("count", [np.int64(2), np.uint8(1), 10**6, 10**30])
+@pytest.mark.parametrize("count", [np.int64(2), np.uint8(1), 10**6, 10**18])
 def test_any_whole_number_of_threads(world, count):
     index, x = world[0]["lean"], world[1]
     before = faiss.omp_get_max_threads()

@@ -86,13 +86,19 @@ class TestPartial:
         assert np.load(path).tolist() == [[1, 1, 1], [1, 1, 1]]
         assert list(tmp_path.iterdir()) == [path]
 
-    def test_a_directory_takes_the_place_of_another(self, tmp_path):
+    def test_a_directory_never_takes_the_place_of_another(self, tmp_path):
+        """That takes two renames: killed between them, neither would be there."""
         path = tmp_path / "texts"
-        for content in ("old", "new"):
+
+        def write(content):
             with partial(path) as temporary:
                 temporary.mkdir()
                 (temporary / content).write_text("")
-        assert [file.name for file in path.iterdir()] == ["new"]
+
+        write("old")
+        with pytest.raises(OSError, match="not empty"):
+            write("new")
+        assert [file.name for file in path.iterdir()] == ["old"]
         assert list(tmp_path.iterdir()) == [path]
 
     @pytest.mark.parametrize("kind", ["file", "directory"])
@@ -156,6 +162,7 @@ class TestExtras:
             check_extra("it", "text", "json", "no_such_module")
 
     def test_other_modules_are_not_its_matter(self):
+        """A module of amips itself that is missing is not the fault of the library."""
         with pytest.raises(ModuleNotFoundError), needs_extra("it", "formats", "h5py"):
-            import no_such_module  # noqa: F401
+            import amips.no_such_module  # noqa: F401
         check_extra("it", "text", "json")

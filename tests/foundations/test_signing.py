@@ -1,5 +1,6 @@
 """Keys and signatures: made, kept from others, checked; everything else is one line."""
 
+import hashlib
 import json
 import os
 import stat
@@ -31,6 +32,28 @@ def refused(directory, data, trusted, name="manifest.json"):
         approval(directory, name, trusted, BundleError)(data)
     assert "\n" not in str(problem.value)
     return str(problem.value)
+
+
+def test_files_of_two_signed_directories_cannot_be_mixed(keys, tmp_path):
+    contents = [{"manifest.json": DATA, "text.json": text} for text in (b"one", b"two")]
+    for name, files in zip("ab", contents, strict=True):
+        (tmp_path / name).mkdir()
+        write_signature(tmp_path / name, keys["ours"][0], files, BundleError)
+        for file, data in files.items():
+            approval(tmp_path / name, file, keys["ours"][1], BundleError)(data)
+    assert "changed after that" in refused(tmp_path / "a", b"two", keys["ours"][1], "text.json")
+    one, two = (json.loads((tmp_path / name / SIGNATURE).read_text()) for name in "ab")
+    one["files"]["text.json"] = two["files"]["text.json"]
+    (tmp_path / "a" / SIGNATURE).write_text(json.dumps(one))
+    assert "not signed by a trusted key" in refused(tmp_path / "a", b"two", keys["ours"][1], "text.json")
+
+
+def test_a_name_cannot_stand_for_two(keys, signed):
+    stated = json.loads((signed / SIGNATURE).read_text())
+    ((name, digest),) = stated["files"].items()
+    stated["files"] = {f"{name}\n{digest}  text.json": digest}
+    (signed / SIGNATURE).write_text(json.dumps(stated))
+    assert "is damaged" in refused(signed, DATA, keys["ours"][1])
 
 
 def test_a_new_key_is_for_its_owner_alone(keys):
@@ -67,22 +90,28 @@ def test_signed_by_a_trusted_key(signed, keys):
     assert approval(signed, "manifest.json", None, BundleError) is None
 
 
-def test_the_signature_is_of_the_exact_bytes(signed, keys):
+def test_the_signature_is_of_one_statement(signed, keys):
     """Any program that knows Ed25519 can check it."""
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     stated = read_signature(signed, BundleError)
     public = load_pem_public_key(keys["ours"][1].read_bytes())
-    public.verify(stated.signatures["manifest.json"], DATA)
+    digest = hashlib.sha256(DATA).hexdigest()
+    public.verify(stated.signature, f"amips signature 2\n{digest}  manifest.json\n".encode())
     assert stated.key == public.public_bytes_raw().hex()
 
 
-def test_what_is_refused(signed, keys):
+def test_what_is_refused(signed, keys, tmp_path_factory):
     ours, theirs = keys["ours"][1], keys["theirs"][1]
     for changed in (DATA + b" ", DATA[:-1], b"", DATA.replace(b"b", b"c")):
         assert "changed after that" in refused(signed, changed, ours)
+        stated = json.loads((signed / SIGNATURE).read_text())
+        stated["files"]["manifest.json"] = hashlib.sha256(changed).hexdigest()
+        forged = tmp_path_factory.mktemp("forged")
+        (forged / SIGNATURE).write_text(json.dumps(stated))
+        assert "not signed by a trusted key" in refused(forged, changed, ours)
     assert "not signed by a trusted key" in refused(signed, DATA, theirs)
-    assert "came after the signature" in refused(signed, DATA, ours, "text/text.json")
+    assert "came after the signature" in refused(signed, DATA, ours, "text.json")
     (signed / SIGNATURE).unlink()
     assert "is not signed" in refused(signed, DATA, ours)
 
@@ -103,13 +132,15 @@ def test_the_key_that_a_signature_names_is_not_believed(signed, keys):
         b"{",
         b"[]",
         b"{}",
-        b'{"kind": "signature", "format": 2}',
         b'{"kind": "signature", "format": 1}',
-        b'{"kind": "signature", "format": 1, "key": "zz", "signatures": {}}',
-        b'{"kind": "signature", "format": 1, "key": "aa", "signatures": []}',
-        b'{"kind": "signature", "format": 1, "key": "aa", "signatures": {"manifest.json": 5}}',
-        b'{"kind": "signature", "format": 1, "key": "aa", "signatures": {"manifest.json": "ab"}}',
-        b'{"kind": "signature", "format": 1, "key": 7, "signatures": {}}',
+        b'{"kind": "signature", "format": 2}',
+        b'{"kind": "signature", "format": 2, "key": "zz", "files": {}, "signature": "ab"}',
+        b'{"kind": "signature", "format": 2, "key": "aa", "files": [], "signature": "ab"}',
+        b'{"kind": "signature", "format": 2, "key": "aa", "files": [1], "signature": "ab"}',
+        b'{"kind": "signature", "format": 2, "key": "aa", "files": {"manifest.json": 5}, "signature": "ab"}',
+        b'{"kind": "signature", "format": 2, "key": "aa", "files": {}, "signature": {}}',
+        b'{"kind": "signature", "format": 2, "key": "aa", "files": {}, "signature": "ab"}',
+        b'{"kind": "signature", "format": 2, "key": 7, "files": {}, "signature": "ab"}',
         b"[" * 100_000,
         b" " * (1 << 20),
     ],

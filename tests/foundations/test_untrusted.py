@@ -1,13 +1,17 @@
 """Files that someone else may have written, and `.npy` headers that say what is not so."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from amips import locks
 from amips.errors import AmipsError, TaskError
-from amips.files import locked, partial, read_json, remove_directory, remove_partials, stated_kinds
+from amips.files import manifest_kinds, partial, read_json, remove_directory, remove_partials
+from amips.locks import locked
 from amips.npy import HEADER_BYTES, load_npy, npy_header
 from amips.untrusted import inside, open_regular, read_bounded, read_toml
 
@@ -24,7 +28,7 @@ class TestOpening:
         for call in (open_regular, read_bounded, read_json, read_toml, npy_header, load_npy):
             refused("is not a regular file", call, tmp_path / "pipe.json")
         with pytest.raises(AmipsError, match="is not a regular file"):
-            stated_kinds(tmp_path)
+            manifest_kinds(tmp_path)
 
     def test_devices_and_directories(self, tmp_path):
         (tmp_path / "zero").symlink_to("/dev/zero")
@@ -42,6 +46,18 @@ class TestOpening:
     def test_deeply_nested_json(self, tmp_path):
         (tmp_path / "a.json").write_text("[" * 100_000)
         refused("is damaged", read_json, tmp_path / "a.json")
+
+    def test_json_that_is_small_on_disk_and_large_in_memory(self, tmp_path):
+        """Of 4 MB, Python makes 120 MB of empty lists; of 64 MB it would make 2 GB."""
+        (tmp_path / "a.json").write_text('{"a": [' + "[]," * (1 << 21) + "[]]}")
+        refused("expected at most 4,194,304", read_json, tmp_path / "a.json")
+
+    def test_what_a_file_says_is_quoted_in_part(self):
+        assert str(TaskError("a.json has format " + "x" * 10**6 + ": make it again")).endswith(
+            "x: make it again"
+        )
+        assert len(str(TaskError("x" * 10**6))) < 1300
+        assert len(str(TaskError("\x1b" * 10**6))) < 1300
 
     def test_links_only_where_they_may_be(self, tmp_path):
         (tmp_path / "file").write_text("x")
@@ -110,8 +126,14 @@ class TestNpy:
             ("__import__('os').getcwd()", "cannot be read"),
             ("[1, 2]", "lacks descr"),
             (" " * (HEADER_BYTES + 1), "a header of"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 2**46, 2**46), }", "cannot be read"),
+            (
+                f"{{'descr': '<f4', 'fortran_order': False, 'shape': (0, {1 << 46}, {1 << 46}), }}",
+                "a shape of",
+            ),
+            (f"{{'descr': '|U0', 'fortran_order': False, 'shape': ({10**12},), }}", "which have no bytes"),
         ],
-        ids=range(14),
+        ids=range(17),
     )
     @pytest.mark.parametrize("version", [(1, 0), (2, 0)])
     def test_headers_that_lie(self, tmp_path, header, match, version):
@@ -135,6 +157,19 @@ class TestNpy:
             refused("damaged|not a readable", npy_header, tmp_path / "a.npy")
 
 
+def forked(work):
+    """The id of a child that does this, and no more."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
 class TestLocks:
     def test_a_link_is_not_followed(self, tmp_path):
         (tmp_path / ".lock").symlink_to(tmp_path / "precious")
@@ -148,6 +183,72 @@ class TestLocks:
             pytest.raises(TaskError, match="is not a lock file"),
             locked(tmp_path / ".lock", TaskError("busy")),
         ):
+            pass
+
+    def test_a_forked_child_does_not_keep_it(self, tmp_path):
+        """Neither after the holder is done, nor when the holder was killed."""
+        path, busy = tmp_path / ".lock", TaskError("busy")
+        with locked(path, busy):
+            child = forked(lambda: time.sleep(60))
+        try:
+            with locked(path, busy):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def test_the_child_of_a_holder_that_was_killed(self, tmp_path):
+        path, busy = tmp_path / ".lock", TaskError("busy")
+        reader, writer = os.pipe()
+
+        def hold():
+            with locked(path):
+                child = forked(lambda: time.sleep(60))
+                os.write(writer, f"{child}\n".encode())
+                time.sleep(60)
+
+        holder = forked(hold)
+        grandchild = int(os.read(reader, 20))
+        try:
+            with pytest.raises(TaskError, match="busy"), locked(path, busy):
+                pass
+            os.kill(holder, signal.SIGKILL)
+            os.waitpid(holder, 0)
+            with locked(path, busy):
+                pass
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+            os.close(reader)
+            os.close(writer)
+
+    def test_a_child_that_leaves_the_block_does_not_let_go_of_it(self, tmp_path):
+        path, busy = tmp_path / ".lock", TaskError("busy")
+        block = locked(path, busy, remove=True)
+        with block:
+            child = forked(lambda: block.__exit__(None, None, None))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert path.exists()
+            with pytest.raises(TaskError, match="busy"), locked(path, busy):
+                pass
+        assert not path.exists()
+
+    def test_its_directory_may_be_removed_at_any_moment(self, tmp_path, monkeypatch):
+        """By the holder before, between the moment it is made and the moment the lock is."""
+        path = tmp_path / "deep" / "work" / ".lock"
+        opened, removed = locks.open_lock, []
+
+        def remove_first(where, error):
+            if len(removed) < 3:
+                removed.append(where.parent.rmdir())
+            return opened(where, error)
+
+        monkeypatch.setattr(locks, "open_lock", remove_first)
+        with locked(path, remove=True, make=True):
+            assert path.exists()
+        assert len(removed) == 3
+        path.parent.rmdir()
+        path.parent.write_text("a file")
+        with pytest.raises(OSError, match="exists"), locked(path, make=True):
             pass
 
     def test_the_holder_may_remove_it(self, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from amips import AmipsError, BundleError
 from amips.blas import faiss
-from amips.index import FaissCellStore
+from amips.index import FaissCellStore, cell_files
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
 from helpers import make_world
@@ -343,15 +343,15 @@ def test_pickled(saved, mmap):
 def test_what_is_written_is_read_back(saved, monkeypatch):
     """A disk that keeps something else than it was handed is found out before anyone relies on it."""
     world, directory, _ = saved
-    blocks = world.store._codes
+    blocks = cell_files.scanned_bytes
     calls = []
 
-    def other_bytes_the_second_time():
+    def other_bytes_the_second_time(parts):
         calls.append(1)
-        for block in blocks():
+        for block in blocks(parts):
             yield block if len(calls) == 1 else block ^ 1
 
-    monkeypatch.setattr(FaissCellStore, "_codes", lambda self: other_bytes_the_second_time())
+    monkeypatch.setattr(cell_files, "scanned_bytes", other_bytes_the_second_time)
     with pytest.raises(OSError, match="what was written is not what is there"):
         world.store.save(directory)
     assert len(calls) == 2

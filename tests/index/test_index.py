@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from amips import AmipsError, BundleError
-from amips.index import FaissCellStore, faiss_store
+from amips.index import FaissCellStore, faiss_store, product_scan
 from amips.index.top_keys import best_first
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
@@ -227,7 +227,7 @@ class TestTwoWays:
     @pytest.mark.parametrize("k", [1, 7, 90, N + 5])
     @pytest.mark.parametrize("block", [1, 3, 1024])
     def test_product_is_faiss(self, whole, k, block, monkeypatch):
-        monkeypatch.setattr(faiss_store, "PRODUCT_BLOCK", block)
+        monkeypatch.setattr(product_scan, "PRODUCT_BLOCK", block)
         cells = random_cells(whole.rng, 40, 5)
         cells[::3, 2:] = -1
         cells[4] = -1
@@ -262,9 +262,9 @@ class TestTwoWays:
     def test_a_tile_has_a_bounded_size(self, flat, monkeypatch):
         monkeypatch.setattr(faiss_store, "REFINE_BYTES", 4 * 200)
         tiles = []
-        real = faiss_store.TopKeys.take
+        real = product_scan.TopKeys.take
         monkeypatch.setattr(
-            faiss_store.TopKeys,
+            product_scan.TopKeys,
             "take",
             lambda self, r, tile, i: tiles.append(tile.size) or real(self, r, tile, i),
         )

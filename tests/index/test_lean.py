@@ -99,6 +99,20 @@ class TestProjection:
         want = np.linalg.lstsq(reduced, QUERIES.astype(np.float64) @ vectors.T, rcond=None)[0].T
         np.testing.assert_allclose(projection.weights(vectors), want, rtol=1e-3, atol=1e-4)
 
+    @pytest.mark.parametrize(("of_keys", "of_queries"), [(-66, 0), (0, 40), (50, -30), (-80, -80)])
+    def test_the_scale_of_the_data_changes_nothing(self, of_keys, of_queries):
+        want = learn(5)
+        got = learn(5, np.ldexp(KEYS, of_keys), np.ldexp(QUERIES, of_queries))
+        for name in ("queries", "keys", "functionals"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+        np.testing.assert_array_equal(got.spectrum, np.ldexp(want.spectrum, of_keys + of_queries))
+        assert got.kept == pytest.approx(want.kept)
+
+    def test_nor_does_a_factor_that_is_no_power_of_two(self):
+        want, got = learn(5), learn(5, KEYS * np.float32(1e-20))
+        products = [(QUERIES @ p.queries.T) @ (KEYS @ p.keys.T).T for p in (want, got)]
+        np.testing.assert_allclose(*products, atol=1e-4)
+
     def test_keys_are_projected_as_they_are_read(self, monkeypatch):
         projection, whole = learn(3), KEYS @ learn(3).keys.T
         monkeypatch.setattr(table, "BLOCK_BYTES", 7 * 4 * 3)

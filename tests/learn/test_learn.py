@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from amips import KeyNet, RunError, SupportNet
+from amips.learn.adam import BETAS
 from amips.learn.batches import Batches
 from amips.learn.budget import Budget
 from amips.learn.distributed import Group
 from amips.learn.init import CORRELATION, convex_moments, initial_weights, log_normal
-from amips.learn.loop import BETAS, Run
+from amips.learn.loop import Run
 from amips.learn.losses import Batch, draw_cells, key_losses, support_losses, total_loss
 from amips.learn.modules import Network
 from amips.learn.setup import set_up

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 import amips
 from amips import RunError
 from amips.bench.facts import training_summary
-from amips.files import locked
 from amips.learn import train
 from amips.learn.checkpoint import CHECKPOINT
+from amips.locks import locked
 from amips.nets import is_unfinished_run, load_model, read_run_log
 from helpers import make_world, reseal
 

@@ -63,7 +63,7 @@ def test_a_second_run_says_the_same_and_touches_nothing(demo):
 def test_what_is_missing_is_made_without_training_again(demo):
     out, first = demo
     (out / "report.html").unlink()
-    (out / "bundle" / "text" / "text.json").unlink()
+    (out / "bundle" / "text.json").unlink()
     trained = files(out / "results" / "work")
     again = run("demo.py", "--out", out, *SMALL)
     assert again.returncode == 0, again.stderr

@@ -23,7 +23,7 @@ from amips import backends
 from amips.bench import comparison, load_summary, sweep
 from amips.builder import Builder
 from amips.cli import cli
-from amips.files import stated_kinds
+from amips.files import manifest_kinds
 from amips.fitting import fitting
 from amips.learn import loop
 from amips.metrics import cost_at
@@ -214,7 +214,7 @@ class Gains:
             if isinstance(value, WrappedIndex) and value.target_recall is not None:
                 self.check(value)
         for path in sorted(self.place.iterdir()):
-            kinds = stated_kinds(path) if path.is_dir() else set()
+            kinds = manifest_kinds(path) if path.is_dir() else set()
             mark = {"bundle": "manifest.json", "summary": "summary.json"}
             for kind in kinds & mark.keys():
                 content = (path.name, (path / mark[kind]).read_bytes())

@@ -13,7 +13,7 @@ from amips.bench.results import Run
 from amips.bench.systems import System
 from amips.design import Design
 from amips.errors import ResultsError
-from amips.files import locked
+from amips.locks import locked
 from helpers import ROOT, Silent, load_script
 
 

@@ -18,7 +18,7 @@ def report():
     rows = [
         Row("plain IVF", 0.9, 0.10, 0.09),
         Row("best design", 0.9, 0.04, 0.03),
-        Row("plain IVF", 0.95, 0.20, 0.19, 2e-3, 1e-3),
+        Row("plain IVF", 0.95, 0.20, 0.19, 2e-3, 1e-3, 0.957, 0.21),
         Row("best design", 0.95, 0.05, 0.04, 5e-4, 2e-4),
     ]
     trials = [Trial(PLAIN, 0.2, measured=False), Trial(BEST, 0.051, measured=True), Trial(PLAIN, None, True)]
@@ -41,7 +41,11 @@ def test_the_text_is_made_from_the_numbers(report):
     assert report.gain(0.95) == pytest.approx(4)
     assert "4.00x" in text
     assert "flops at recall@10 0.95 on val: plain IVF 21.00% of a full scan; the best design 5.10%" in text
-    assert "plain IVF: 2,000 us for a query alone, 1,000 us among many, at recall@10 0.95" in text
+    assert (
+        "plain IVF: asked for recall@10 0.95 it serves 0.957, for 21.00% of a full scan; "
+        "2,000 us for a query alone, 1,000 us among many"
+    ) in text
+    assert report.rows[3].service() == ""  # what was not measured is not said
     assert "does not pay" not in text
 
 
@@ -64,7 +68,7 @@ def test_a_report_of_someone_else_is_checked(report, value):
     """In every place of it."""
     right = report.to_json()
     none, empty = (
-        {"cost", "baseline_cost", "latency", "throughput"},
+        {"cost", "baseline_cost", "latency", "throughput", "served", "served_flops"},
         {"rows", "trials", "plain_cells", "untried_cells"},
     )
     places = [(name,) for name in right]

@@ -441,8 +441,8 @@ class TestRecall:
             replace(index, points=[]).search(x, recall=0.5)
 
     def test_what_can_be_relied_on_decides(self):
-        sure = Point(4, 0.97, 0.96, 0.4, 400.0, assured=(0.95, 0.94, 0.93))
-        dear = Point(8, 1.0, 1.0, 0.8, 800.0, assured=(1.0, 1.0, 1.0))
+        sure = Point(4, 0.97, 0.96, 0.4, 400.0, assured=(0.95, 0.94, *[0.93] * 8))
+        dear = Point(8, 1.0, 1.0, 0.8, 800.0, assured=(1.0,) * 10)
         assert point_for([sure, dear], 0.95, 1) is sure
         assert point_for([sure, dear], 0.95, 2) is dear
         assert point_for([sure, dear], 0.93, 10) is sure
@@ -592,20 +592,22 @@ class TestMinMass:
             mapper.search(x, 5, drop_in=True, **options)
         assert one_line(caught.value)
 
-    def test_recall_takes_the_cheapest_point_of_both_kinds(self, index, x):
+    def test_recall_takes_the_cheapest_point_by_mass_and_what_is_certain(self, index, x):
         points = [
-            Point(2, 0.9, 0.9, 0.2, 200.0),
+            Point(2, 0.9, 0.9, 0.2, 100.0),
             Point(3, 0.9, 0.92, 0.3, 150.0, min_mass=0.1),
             Point(4, 0.99, 0.97, 0.4, 400.0),
             Point(6, 0.99, 0.98, 0.6, 500.0, min_mass=0.01),
         ]
         searcher = replace(index, points=points)
         same(searcher.search(x, recall=0.9), index.search(x, min_mass=0.1))
-        same(searcher.search(x, recall=0.95), index.search(x, probes=4))
+        same(searcher.search(x, recall=0.95), index.search(x, min_mass=0.01))
         same(searcher.search(x, recall=0.98), index.search(x, min_mass=0.01))
         np.testing.assert_array_equal(searcher.cost(x, recall=0.9).probed, index.cost(x, min_mass=0.1).probed)
         with pytest.warns(UserWarning, match=r"recall@10 that can be relied on is 0\.9800$"):
             same(searcher.search(x, recall=0.99, best_effort=True), index.search(x, min_mass=0.01))
+        every = Point(C, 1.0, 1.0, 1.0, 900.0, assured=(1.0,) * 10)
+        same(replace(index, points=[*points, every]).search(x, recall=0.99), index.search(x, probes=C))
 
     def test_a_ladder_of_bounds(self):
         steps = mass_bounds()

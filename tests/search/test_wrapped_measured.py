@@ -12,6 +12,7 @@ import amips
 from amips.blas import faiss
 from amips.cells import ivf_parts
 from amips.search import Point, ladder, recalls
+from amips.task import load_task
 from helpers import generate, make_world
 
 N, D, C = 4000, 32, 60
@@ -140,6 +141,19 @@ def test_measured_later_or_at_once(kinds, tasks, models):
     assert later.temperature == at_once.temperature > 0
     assert later.target_recall == 0.9
     assert repr(later).endswith("routed by linear, for recall 0.9>")
+
+
+def test_a_task_is_verified_before_it_is_measured_on(world, kinds, models, tmp_path):
+    """Large files are not read when a task is opened, and rows of them are indices here."""
+    amips.label(world[0], world[1][:1000], cells=kinds("plain"), val=100, test=100, out=tmp_path / "task")
+    for split in ("val", "test"):
+        path = tmp_path / "task" / split / "top" / "ids.npy"
+        path.write_bytes(path.read_bytes()[:-4] + b"\x7f" * 4)
+    task = load_task(tmp_path / "task", verify=False)
+    wrapped = amips.wrap(kinds("plain"), models["plain"])
+    for call in (wrapped.measured, wrapped.recall_on):
+        with pytest.raises(amips.TaskError, match="ids"):
+            call(task)
 
 
 def test_points_are_what_a_search_on_val_finds(kinds, tasks, models):

@@ -17,7 +17,8 @@ from amips import cells as partition
 from amips import exact as labeller
 from amips.builder import Builder
 from amips.cells import Cells
-from amips.files import locked, sha256
+from amips.files import sha256
+from amips.locks import locked
 from amips.vectors import inspect, open_vectors, unit_rows
 from helpers import journal_rows, kill_when, make_world, reseal
 

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import threading
 import zlib
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from click.testing import CliRunner
 import amips
 from amips.cli import cli
 from amips.errors import AmipsError, BundleError
+from amips.locks import locked
 from amips.search import Point
 from amips.signing import new_key
 from amips.task import load_task
@@ -222,19 +225,19 @@ class TestEncoder:
 
     @pytest.mark.parametrize("name", ["/tmp/evil", "./evil", "../evil", "~/evil", "a/b/c", "", "C:\\evil"])
     def test_a_path_that_a_bundle_names_is_never_opened(self, copy, name):
-        reseal(copy / "text" / "text.json", encoder=name)
+        reseal(copy / "text.json", encoder=name)
         with pytest.raises(BundleError, match="--encoder DIR"):
             Asker(copy).ask("csv")
 
     def test_a_published_name_is_opened_as_such(self, copy, monkeypatch):
-        reseal(copy / "text" / "text.json", encoder="someone/model")
+        reseal(copy / "text.json", encoder="someone/model")
         names = []
         monkeypatch.setattr(module, "open_published", lambda name: names.append(name) or Words())
         Asker(copy).ask("csv")
         assert names == ["someone/model"]
 
     def test_the_caller_names_a_directory(self, copy, monkeypatch):
-        reseal(copy / "text" / "text.json", encoder="/where/it/was")
+        reseal(copy / "text.json", encoder="/where/it/was")
         names = []
         monkeypatch.setattr(module, "open_encoder", lambda name: names.append(name) or Words())
         done = CliRunner().invoke(cli, ["ask", str(copy), "read a csv file", "--encoder", "here"])
@@ -247,16 +250,22 @@ class TestEncoder:
             Asker(copy, encoder=Other()).ask("csv")
 
 
+def texts_of(bundle):
+    """The file of its texts."""
+    (name,) = json.loads((bundle / "text.json").read_text())["files"]
+    return bundle / name
+
+
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp"
 
 
 def write_texts(bundle, change):
     """Change the texts of a bundle as a forger would: every hash is right."""
-    path = bundle / "text" / "keys.jsonl"
+    path = texts_of(bundle)
     records = [change(json.loads(row)) for row in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
     facts = {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    reseal(bundle / "text" / "text.json", files={"keys.jsonl": facts})
+    reseal(bundle / "text.json", files={f"{path.parent.name}/keys.jsonl": facts})
 
 
 @pytest.mark.parametrize("field", ["id", "title", "text"])
@@ -289,31 +298,33 @@ class TestHostileTexts:
         assert "\n" not in str(problem.value)
 
     def test_changed(self, copy):
-        path = copy / "text" / "keys.jsonl"
+        path = texts_of(copy)
         path.write_bytes(path.read_bytes().replace(b"csv", b"vsc"))
         self.refused(copy, "SHA-256")
 
     def test_a_pipe(self, copy):
-        path = copy / "text" / "keys.jsonl"
+        path = texts_of(copy)
         path.unlink()
         os.mkfifo(path)
         self.refused(copy, "not a regular file")
-        (copy / "text" / "text.json").unlink()
-        os.mkfifo(copy / "text" / "text.json")
+        (copy / "text.json").unlink()
+        os.mkfifo(copy / "text.json")
         self.refused(copy, "not a regular file")
 
     def test_links_out_of_the_bundle(self, copy, tmp_path):
-        (copy / "text" / "keys.jsonl").rename(tmp_path / "elsewhere.jsonl")
-        (copy / "text" / "keys.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+        texts = texts_of(copy)
+        texts.rename(tmp_path / "elsewhere.jsonl")
+        texts.symlink_to(tmp_path / "elsewhere.jsonl")
         self.refused(copy, "outside")
-        (copy / "text").rename(tmp_path / "text")
-        (copy / "text").symlink_to(tmp_path / "text")
+        texts.parent.rename(tmp_path / "text")
+        texts.parent.symlink_to(tmp_path / "text")
         self.refused(copy, "outside")
 
     def test_decoys_that_are_verified_in_place_of_the_texts(self, copy):
-        (copy / "text" / "decoy").write_bytes(b"")
+        texts = texts_of(copy)
+        (texts.parent / "decoy").write_bytes(b"")
         facts = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
-        reseal(copy / "text" / "text.json", files={"decoy": facts})
+        reseal(copy / "text.json", files={f"{texts.parent.name}/decoy": facts})
         self.refused(copy, "does not list keys.jsonl")
 
 
@@ -336,16 +347,80 @@ class TestSigned:
         write_texts(copy, lambda record: {**record, "text": "forged"})
         assert amips.load(copy, trusted=public).n == 400  # whose files are as they were
         for refused in (lambda: Asker(copy, trusted=public), lambda: amips.verify(copy, public)):
-            with pytest.raises(BundleError, match=r"text\.json is not signed by a trusted key"):
+            with pytest.raises(BundleError, match=r"text\.json is not the one that was signed"):
                 refused()
 
     def test_texts_that_came_after_the_signature(self, folder, copy, signer):
         private, public = signer
-        shutil.rmtree(copy / "text")
+        (copy / "text.json").unlink()
         amips.sign(copy, private)
         attach(copy, folder / "vectors")
         with pytest.raises(BundleError, match="came after the signature"):
             Asker(copy, trusted=public)
+
+    def test_texts_of_another_bundle_that_is_signed_too(self, folder, copy, signer, tmp_path):
+        """Of the same keys: only what was signed together goes together."""
+        private, public = signer
+        other = shutil.copytree(copy, tmp_path / "other")
+        write_texts(other, lambda record: {**record, "text": "of the other"})
+        for bundle in (copy, other):
+            amips.sign(bundle, private)
+            assert amips.verify(bundle, public).texts
+        texts = texts_of(other)
+        for file in (texts, other / "text.json"):
+            shutil.copy(file, copy / file.relative_to(other))
+        with pytest.raises(BundleError, match=r"text\.json is not the one that was signed"):
+            Asker(copy, trusted=public)
+        shutil.copy(other / "signature.json", copy)
+        if (copy / "manifest.json").read_bytes() != (other / "manifest.json").read_bytes():
+            with pytest.raises(BundleError, match=r"manifest\.json is not the one that was signed"):
+                Asker(copy, trusted=public)
+
+
+class TestReplacingTexts:
+    def test_killed_at_any_moment_there_are_texts(self, folder, copy, monkeypatch):
+        """Every change of the directory: the one before it was the last."""
+        moments = []
+
+        def look(event, arguments):
+            if moments is not None and event in ("os.rename", "os.remove", "os.rmdir", "shutil.rmtree"):
+                texts = json.loads((copy / "text.json").read_text())["files"]
+                moments.append(all((copy / name).is_file() for name in texts))
+
+        sys.addaudithook(look)
+        attach(copy, folder / "vectors")
+        seen, moments = moments, None  # a hook cannot be removed
+        assert seen
+        assert all(seen)
+        assert len(list(copy.glob("text-*"))) == 1
+
+    def test_what_a_killed_call_left_is_cleared(self, folder, copy):
+        (copy / "text-0123456789ab").mkdir()
+        (copy / "text-0123456789ab" / "keys.jsonl").write_text("x")
+        (copy / ".text.json.1234567.tmp").write_text("x")
+        (copy / "text-mine").mkdir()
+        attach(copy, folder / "vectors")
+        kept = json.loads((copy / "text.json").read_text())["data"]
+        assert sorted(p.name for p in copy.glob("text-*")) == sorted([kept, "text-mine"])
+        assert not list(copy.glob(".text.json*"))
+        assert Asker(copy).ask("csv").hits
+
+    def test_a_save_does_not_touch_them_and_they_wait_for_it(self, folder, copy):
+        amips.build(folder / "task", None, out=copy)
+        assert Asker(copy).ask("csv").hits
+        waiting = threading.Thread(target=attach, args=(copy, folder / "vectors"))
+        with locked(copy / ".lock"):
+            before = texts_of(copy)
+            waiting.start()
+            waiting.join(0.3)
+            assert waiting.is_alive()
+            assert texts_of(copy) == before
+        waiting.join(30)
+        assert texts_of(copy) != before
+
+    def test_no_bundle(self, folder, tmp_path):
+        with pytest.raises(BundleError, match="is not a directory"):
+            attach(tmp_path / "none", folder / "vectors")
 
 
 def test_texts_that_changed_since_they_were_embedded_are_not_attached(folder, tmp_path):

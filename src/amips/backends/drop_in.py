@@ -6,21 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from amips.backends.backend import (
-    BLOCK_BYTES,
-    Backend,
-    BudgetSearch,
-    Ids,
-    checked_recall,
-    measured_points,
-    sample_of,
-)
+from amips.arguments import check_recall, check_whole
+from amips.backends.backend import BLOCK_BYTES, Backend, sample_of
+from amips.backends.budget_search import BudgetSearch, Ids, measured_points
 from amips.errors import RunError
 from amips.index import score_candidates
 from amips.metrics import TARGET_RECALL
 from amips.nets import Model
 from amips.routers import check_fits
-from amips.search import DROP_IN_CANDIDATES, Cost, Point
+from amips.search import DROP_IN_CANDIDATES, Cost, Point, split_norms
 from amips.task import Task, load_task
 from amips.vectors import Floats, open_vectors
 
@@ -52,8 +46,7 @@ class DropIn(BudgetSearch):
                 f"{self.backend.title} holds {self.n} keys of dimension {self.d}; keys of shape "
                 f"{list(self.keys.shape)} and a model of dimension {self.model.d} do not fit"
             )
-        if self.candidates < 1:
-            raise RunError(f"candidates={self.candidates}: expected at least 1")
+        check_whole("candidates", self.candidates, 1, error=RunError)
         if self.backend.fingerprint:
             check_fits(self.model, self.backend.fingerprint, "")
         if self.backend.sample and sample_of(open_vectors(self.keys)) != self.backend.sample:
@@ -75,18 +68,18 @@ class DropIn(BudgetSearch):
 
     def measure(self, task: Task | str | Path, *, recall: float = TARGET_RECALL) -> "DropIn":
         """The same with recall by budget, measured on the val queries of a task of these keys."""
-        points = measured_points(self, load_task(task).val)
-        return replace(self, points=points, target_recall=checked_recall(recall))
+        recall, task = check_recall(recall), load_task(task, verify=True)
+        return replace(self, points=measured_points(self, task.val), target_recall=recall)
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
         """The k best, scored with x, of the keys that the backend has for the predicted key."""
         candidates = self.backend.find(self._map(x), min(k * self.candidates, self.n), budget)[1]
         return score_candidates(self.keys.__getitem__, x, candidates, k, BLOCK_BYTES)
 
-    def cost(self, x: Floats, k: int, budget: int) -> Cost | None:
+    def find_cost(self, x: Floats, k: int, budget: int) -> Cost | None:
         """Prediction, the backend's search, and scoring candidates again; None if the backend is silent."""
         most = min(k * self.candidates, self.n)
-        cost = self.backend.cost(self._map(x), most, budget)
+        cost = self.backend.find_cost(self._map(x), most, budget)
         if cost is None:
             return None
         again = 2 * self.d * np.minimum(cost.scanned, most)
@@ -94,4 +87,5 @@ class DropIn(BudgetSearch):
         return replace(cost, network=network, scan=cost.scan + again)
 
     def _map(self, x: Floats) -> Floats:
-        return np.ascontiguousarray(self.model.keys(x)[:, 0])
+        """The predicted key of each query; models are trained on queries of norm 1."""
+        return np.ascontiguousarray(self.model.keys(split_norms(x)[0])[:, 0])

@@ -98,7 +98,7 @@ class FastScan(Backend):
         rows: Floats = faiss.downcast_index(self.ivf.quantizer).reconstruct_n(0, self.ivf.nlist)
         return rows
 
-    def cost(self, x: Floats, k: int, budget: int) -> Cost:
+    def find_cost(self, x: Floats, k: int, budget: int) -> Cost:
         """Coarse scores, one addition for each part of a code, a query's tables, candidates scored again."""
         cells = best_cells(x @ self.centroids.T, min(budget, len(self.sizes)))
         scanned = self.sizes[cells].sum(axis=1)

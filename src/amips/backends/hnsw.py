@@ -61,7 +61,7 @@ class HNSW(Backend):
         scores[ids < 0] = -np.inf
         return scores, ids
 
-    def cost(self, x: Floats, k: int, budget: int) -> Cost:
+    def find_cost(self, x: Floats, k: int, budget: int) -> Cost:
         """FAISS counts the distances it computes, for all queries of a call: so one call for each."""
         stats = faiss.cvar.hnsw_stats
         scanned = np.empty(len(x), np.int64)

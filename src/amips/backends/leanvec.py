@@ -95,7 +95,7 @@ class LeanVec(RoutableBackend):
         r = len(self.of_queries)
         return np.asarray(2 * self.d * r + 2 * r * keys + 2 * self.d * np.minimum(keys, k * self.refine))
 
-    def cost(self, x: Floats, k: int, budget: int) -> Cost:
+    def find_cost(self, x: Floats, k: int, budget: int) -> Cost:
         """Coarse scores, then `scan_flops`."""
         cells = self._cells(x @ self.of_queries.T, budget)
         scanned, probed = self.sizes[cells].sum(axis=1), np.full(len(x), cells.shape[1])

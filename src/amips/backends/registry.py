@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from amips.arguments import check_recall
 from amips.backends.backend import MANIFEST, Backend, BuildInputs, sample_of
 from amips.cells import Cells
 from amips.cells import check as check_cells
@@ -118,9 +119,10 @@ def load(directory: str | Path, *, address: str | None = None) -> Backend:
     backend.fingerprint, backend.sample = manifest["keys"], manifest["sample"]
     try:
         backend.points = [Point.from_json(values) for values in manifest.get("points", [])]
-    except (TypeError, ValueError, AttributeError) as problem:
+        target = manifest.get("target_recall")
+        backend.target_recall = None if target is None else check_recall(target, "target_recall")
+    except (TypeError, ValueError, AttributeError, AmipsError) as problem:
         raise BundleError(f"{directory / MANIFEST} is damaged: {problem}") from None
-    backend.target_recall = manifest.get("target_recall")
     return backend
 
 

@@ -68,7 +68,7 @@ class USearch(Backend):
         ids = np.where(missing, -1, matches.keys.astype(np.int64))
         return 1 - np.where(missing, np.float32(np.inf), matches.distances), ids
 
-    def cost(self, x: Floats, k: int, budget: int) -> Cost:
+    def find_cost(self, x: Floats, k: int, budget: int) -> Cost:
         """The library counts the distances it computes, for all queries of a call: so one call for each."""
         rows = range(len(x))
         counted = [self._walk(x[row : row + 1], k, budget).computed_distances for row in rows]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from amips.arguments import check_number, check_seed
 from amips.bench.derive import on_test
 from amips.bench.judgements import Judgements, relevance_table
 from amips.bench.lineup import (
@@ -23,7 +24,7 @@ from amips.bench.summary import Summary
 from amips.bench.systems import System
 from amips.bench.systems_file import read_systems
 from amips.errors import AmipsError, ResultsError
-from amips.files import locked
+from amips.locks import locked
 from amips.metrics import TOP
 from amips.nets import Model
 from amips.resources import plain_resource_errors
@@ -160,7 +161,10 @@ def index_of(task: Task | str | Path, results: str | Path, system: System) -> Se
     """What a bench built of a system of cells, with operating points: ready to be saved as a bundle."""
     task = load_task(task)
     store = ResultsStore(results)
-    settings = Settings(minutes=float(store.about["minutes"]), seed=int(store.about["seed"]))
+    settings = Settings(
+        minutes=check_number("minutes", store.about.get("minutes"), above=0, error=ResultsError),
+        seed=check_seed(store.about.get("seed"), error=ResultsError),
+    )
     runner = Runner(task, store, settings)
     return calibrated(runner.opener.searcher(system), task.val, runner.builder.recall)
 

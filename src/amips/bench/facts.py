@@ -122,6 +122,12 @@ def training_summary(run: str | Path) -> Summary:
     if not log:
         raise ResultsError(f"{run} holds no evaluations yet")
     metric = SCAN if SCAN in log[0]["val"] else "erel"
+    log = [entry for entry in log if metric in entry["val"]]
+    network, recipe = config.get("network"), config.get("recipe")
+    if not log or not isinstance(network, dict) or not isinstance(recipe, dict):
+        raise ResultsError(
+            f"{run} is damaged: its log has no {metric}, or its settings no network and recipe"
+        )
     best = min(log, key=lambda entry: float(entry["val"][metric]))
     columns = {
         "centroid routing": log[-1].get("centroid", {}),
@@ -142,10 +148,10 @@ def training_summary(run: str | Path) -> Summary:
     if not finished:
         verdict.append("this run is not finished; continue it with amips train ... --resume")
     rows = [[name, *(_shown(name, values) for values in columns.values())] for name in best["val"]]
-    settings = {**config["network"], **config["recipe"]}
+    settings = {**network, **recipe}
     return Summary(
         "training",
-        f"Training of a {config['network']['kind']} network",
+        f"Training of a {network.get('kind')} network",
         verdict,
         tables=[Table("On the val queries", ["metric", *columns], rows)],
         charts=training_curves({str(run): "this run"}),

@@ -3,8 +3,10 @@
     results/
       results.json            what is compared: the task, its queries, k
       runs/NAME.npz           ids, scores, rank, scanned, scan: one row a query, val first, then test
-      runs/NAME.json          the system, its budget, FLOPs of network and coarse step, versions; written last
+      runs/NAME.json          the system, its budget, FLOPs of network and coarse step, versions, and the size
+                              and SHA-256 of NAME.npz; written last
       runs/NAME.times.npz     seconds by way, batch and threads, beside those of a yardstick taken in turns
+      runs/NAME.times.json    size and SHA-256 of it; written last
       work/                   partitions, trained routers, graphs: may be deleted when the bench is done
 
 A run that is stored is not run again. Metrics, fronts, plots and sentences are derived from these files
@@ -24,11 +26,12 @@ from numpy.typing import NDArray
 from amips.bench.machine import describe_machine
 from amips.bench.systems import System
 from amips.errors import ResultsError
-from amips.files import begin_output, read_json, write_atomic, write_json
+from amips.files import begin_output, read_json, read_manifest, write_atomic, write_manifest
 from amips.untrusted import inside, read_bounded
 
 RESULTS, RUNS, WORK = "results.json", "runs", "work"
-FORMAT = 2
+FORMAT = 3
+TIMES = ".times"  # in the names of its files
 MOST_BYTES = 1 << 32  # of the arrays of a run: a damaged archive may say any size
 
 
@@ -73,21 +76,23 @@ class ResultsStore:
         (self.path / WORK).mkdir(exist_ok=True)
         self.about = about
 
-    def _file(self, system: System, budget: int, suffix: str) -> Path:
-        return self.path / RUNS / f"{system.slug}-b{budget}{suffix}"
+    def _name(self, system: System, budget: int) -> str:
+        return f"{system.slug}-b{budget}"
+
+    def _has(self, name: str) -> bool:
+        return all((self.path / RUNS / f"{name}.{ending}").exists() for ending in ("json", "npz"))
 
     def has(self, system: System, budget: int) -> bool:
         """Whether the answers of this run are stored."""
-        return all(self._file(system, budget, suffix).exists() for suffix in (".json", ".npz"))
+        return self._has(self._name(system, budget))
 
     def has_times(self, system: System, budget: int) -> bool:
         """Whether its times are."""
-        return self._file(system, budget, ".times.npz").exists()
+        return self._has(self._name(system, budget) + TIMES)
 
     def put(self, run: Run, seed: int) -> None:
         """Store the answers of a run; the description goes last and makes it count."""
         arrays = {name: getattr(run, name) for name in ("ids", "scores", "rank", "scanned", "scan")}
-        _write_arrays(self._file(run.system, run.budget, ".npz"), arrays)
         described = {
             "kind": "run",
             "format": FORMAT,
@@ -99,15 +104,21 @@ class ResultsStore:
             "seed": seed,
             "machine": describe_machine(),
         }
-        write_json(self._file(run.system, run.budget, ".json"), described)
+        self._put(self._name(run.system, run.budget), arrays, described)
 
     def put_times(self, system: System, budget: int, times: dict[str, NDArray[np.float64]]) -> None:
         """Store the times of a run."""
-        _write_arrays(self._file(system, budget, ".times.npz"), dict(times))
+        self._put(self._name(system, budget) + TIMES, dict(times), {"kind": "times", "format": FORMAT})
+
+    def _put(self, name: str, arrays: dict[str, NDArray[Any]], fields: dict[str, Any]) -> None:
+        folder = self.path / RUNS
+        (folder / f"{name}.json").unlink(missing_ok=True)  # which has the SHA-256 of the arrays before
+        _write_arrays(folder / f"{name}.npz", arrays)
+        write_manifest(folder, f"{name}.json", fields, [f"{name}.npz"])
 
     def get(self, system: System, budget: int) -> Run:
         """Read a run back."""
-        return self._read(self._file(system, budget, ".json"), system)
+        return self._read(self._name(system, budget), system)
 
     def runs(self, systems: Iterable[System]) -> list[Run]:
         """The stored runs of these systems, by budget.
@@ -117,28 +128,30 @@ class ResultsStore:
         """
         stored = []
         for system in systems:
-            paths = (self.path / RUNS).glob(f"{system.slug}-b*.json")
-            stored += sorted((self._read(path, system) for path in paths), key=lambda run: run.budget)
+            names = [path.stem for path in (self.path / RUNS).glob(f"{system.slug}-b*.json")]
+            runs = (self._read(name, system) for name in names if not name.endswith(TIMES))
+            stored += sorted(runs, key=lambda run: run.budget)
         return stored
 
-    def _read(self, path: Path, system: System) -> Run:
-        about = read_json(inside(self.path, f"{RUNS}/{path.name}", ResultsError), ResultsError)
-        if about.get("kind") != "run" or about.get("format") != FORMAT:
-            raise ResultsError(f"{path} is not a run that this version of amips reads")
-        arrays = _read_arrays(path.with_suffix(".npz"))
-        _check_arrays(arrays, path.with_suffix(".npz"))
-        timed = path.with_suffix(".times.npz")
-        try:
-            return Run(
-                system,
-                int(about["budget"]),
-                network=int(about["network"]),
-                coarse=int(about["coarse"]),
-                times=_read_times(timed) if timed.exists() else {},
-                **arrays,
-            )
-        except (KeyError, TypeError, ValueError) as problem:
-            raise ResultsError(f"{path} is damaged: {problem}") from None
+    def _read(self, name: str, system: System) -> Run:
+        about, arrays = self._verified(name, "run")
+        path = self.path / RUNS / f"{name}.npz"
+        _check_arrays(arrays, path)
+        numbers = {field: about.get(field) for field in ("budget", "network", "coarse")}
+        for field, value in numbers.items():
+            if type(value) is not int or value < 0:
+                raise ResultsError(f"{path.with_suffix('.json')} is damaged: {field}={value!r}")
+        times = self._verified(name + TIMES, "times")[1] if self._has(name + TIMES) else {}
+        _check_times(times, self.path / RUNS / f"{name}{TIMES}.npz")
+        return Run(system, times=times, **numbers, **arrays)  # type: ignore[arg-type]
+
+    def _verified(self, name: str, kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a description says, and the arrays that it lists; ResultsError if either has changed."""
+        folder = inside(self.path, RUNS, ResultsError)
+        about = read_manifest(folder, f"{name}.json", kind, FORMAT, ResultsError, verify=True)
+        if set(about["files"]) != {f"{name}.npz"}:
+            raise ResultsError(f"{folder / name}.json is damaged: it does not list {name}.npz alone")
+        return about, _read_arrays(folder / f"{name}.npz")
 
 
 def _write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
@@ -174,13 +187,19 @@ def _check_arrays(arrays: dict[str, NDArray[Any]], path: Path) -> None:
     whole = all(arrays[name].dtype.kind in "iu" for name in ("ids", "rank", "scanned", "scan"))
     if not whole or arrays["scores"].dtype.kind != "f" or arrays["ids"].min(initial=-1) < -1:
         raise ResultsError(f"{path} is damaged: its numbers are not those of a run")
+    # -1 keys scanned: the library does not tell. Minus infinity as a score: fewer keys than were asked for.
+    least = {"rank": 0, "scanned": -1, "scan": -1}
+    if (
+        any(arrays[name].min(initial=0) < low for name, low in least.items())
+        or not (arrays["scores"] < np.inf).all()
+    ):
+        raise ResultsError(f"{path} is damaged: its numbers are out of range")
 
 
-def _read_times(path: Path) -> dict[str, NDArray[Any]]:
-    times = _read_arrays(path)
+def _check_times(times: dict[str, NDArray[Any]], path: Path) -> None:
     for name in times:
-        if times[name].dtype.kind != "f" or not (times[name] >= 0).all():
+        finite = times[name].dtype.kind == "f" and np.isfinite(times[name]).all()
+        if not finite or times[name].min(initial=0) < 0:
             raise ResultsError(f"{path} is damaged: {name} holds no times")
         if not name.startswith("yardstick/") and f"yardstick/{name}" not in times:
             raise ResultsError(f"{path} is damaged: it lacks the yardstick of {name}")
-    return times

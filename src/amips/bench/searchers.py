@@ -102,7 +102,7 @@ class BackendSearch:
 
     def cost(self, x: Floats, k: int, budget: int) -> Cost:
         """What the backend tells of its search, or -1 where it does not."""
-        cost = self.backend.cost(x, k, budget)
+        cost = self.backend.find_cost(x, k, budget)
         if cost is not None:
             return cost
         unknown = np.full(len(x), UNKNOWN_COST, np.int64)

@@ -8,9 +8,9 @@ Charts are described, not drawn: the same description becomes an interactive pag
 PNG or SVG files (`bench.figures`).
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from amips.errors import ResultsError
 from amips.files import read_json, write_json
@@ -138,20 +138,33 @@ def load_summary(directory: str | Path) -> Summary:
     if values.pop("kind", None) != "summary" or values.pop("format", None) != FORMAT:
         raise ResultsError(f"{path} is not a summary that this version of amips reads")
     try:
-        values["tables"] = [Table(**table) for table in values["tables"]]
-        values["charts"] = [_chart(chart) for chart in values["charts"]]
-        values["curves"] = [_chart(chart) for chart in values["curves"]]
-        values["facts"] = [(str(what), str(value)) for what, value in values["facts"]]
-        return Summary(**values)
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        summary: Summary = _as(Summary, values)
+    except ValueError as problem:
         raise ResultsError(f"{path} is damaged: {problem}") from None
+    return summary
 
 
-def _chart(values: dict[str, Any]) -> Chart:
-    panels = []
-    for panel in values["panels"]:
-        series = [Series(**one) for one in panel["series"]]
-        grids = [Grid(**one) for one in panel["grids"]]
-        marks = [(str(name), float(x)) for name, x in panel["marks"]]
-        panels.append(Panel(**{**panel, "series": series, "grids": grids, "marks": marks}))
-    return Chart(**{**values, "panels": panels})
+def _as(kind: Any, value: Any, name: str = "summary") -> Any:
+    """A value of JSON as what a field of a summary is declared to be; ValueError if it is something else."""
+    if kind is Any:
+        return value
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        if not isinstance(value, dict) or not value.keys() <= hints.keys():
+            raise ValueError(f"{name} is not a {kind.__name__}")
+        try:
+            return kind(**{field: _as(hints[field], inner, field) for field, inner in value.items()})
+        except TypeError:
+            raise ValueError(f"{name} lacks a part of a {kind.__name__}") from None
+    origin, inside_of = get_origin(kind), get_args(kind)
+    if origin is list and isinstance(value, list):
+        return [_as(inside_of[0], inner, name) for inner in value]
+    if origin is tuple and isinstance(value, list) and len(value) == len(inside_of):
+        return tuple(_as(each, inner, name) for each, inner in zip(inside_of, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {field: _as(inside_of[1], inner, name) for field, inner in value.items()}
+    if origin is Literal and value in inside_of:
+        return value
+    if (kind is float and type(value) in (int, float)) or (kind in (str, bool) and type(value) is kind):
+        return value
+    raise ValueError(f"{name} is {str(value)[:40]!r}")

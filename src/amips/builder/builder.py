@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import exact
-from amips.cells import ITERATIONS, POINTS_PER_CELL, TOP, Cells, fingerprint_of, make_cells
+from amips.cells import ITERATIONS, POINTS_PER_CELL, Cells, fingerprint_of, make_cells
 from amips.design import OWN, Design, RouterSpec
 from amips.errors import AmipsError, BundleError, RunError, TrainingInterrupted
 from amips.extras import needs_extra
 from amips.files import local, write_atomically
 from amips.index import REFINE, FaissCellStore, check_enough_keys
 from amips.lean import STEP, Projection, learn_projection, reduced_dimension
-from amips.metrics import TARGET_RECALL
+from amips.metrics import TARGET_RECALL, TOP
 from amips.nets import DEFAULT_MINUTES, Linear, MaxAffine, Model, initial_model
 from amips.routers import check_fits, router_for
 from amips.scratch import Scratch

@@ -1,11 +1,12 @@
 """Partitions of the keys into cells: by k-means, by where their queries are, or taken from a FAISS index."""
 
-from amips.cells.aware import STRENGTH, TOP, check_top, make_cells, query_aware, towards_queries, wanted_by
+from amips.cells.aware import STRENGTH, check_top, make_cells, query_aware, towards_queries, wanted_by
 from amips.cells.clustering import (
     ITERATIONS,
     POINTS_PER_CELL,
     Cells,
     assign,
+    cell_means,
     check,
     default_count,
     fill_empty,
@@ -13,17 +14,18 @@ from amips.cells.clustering import (
     kmeans,
     trivial,
 )
-from amips.cells.outside import IVFParts, Placement, from_faiss, ivf_parts, place_keys
+from amips.cells.outside import SAME_NORM, IVFParts, Placement, from_faiss, ivf_parts, place_keys
 
 __all__ = [
     "ITERATIONS",
     "POINTS_PER_CELL",
+    "SAME_NORM",
     "STRENGTH",
-    "TOP",
     "Cells",
     "IVFParts",
     "Placement",
     "assign",
+    "cell_means",
     "check",
     "check_top",
     "default_count",

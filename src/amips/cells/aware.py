@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from amips.cells.clustering import ITERATIONS, POINTS_PER_CELL, Cells, check, kmeans
 from amips.errors import VectorError
-from amips.vectors import Floats, Vectors, open_vectors, row_norms
+from amips.metrics import TOP
+from amips.vectors import Floats, Vectors, open_vectors, unit_rows
 
 BLOCK_BYTES = 1 << 26  # of queries gathered at a time
 STRENGTH = 1.5  # s, where nothing else is known
-TOP = 10  # a query wants its top keys down to this rank
 IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
 
 
@@ -115,9 +115,9 @@ def towards_queries(
         )
         wanted = wanted_by(queries, top_ids, keys.n)
         for start, block in keys.blocks(max(1, BLOCK_BYTES // (4 * keys.d))):
-            point: Floats = np.divide(block, np.maximum(row_norms(block), 1e-30)[:, None])
+            point = unit_rows(block)[0]
             point += np.float32(strength) * wanted(start, start + len(block))
-            moved[start : start + len(block)] = point / np.maximum(row_norms(point), 1e-30)[:, None]
+            moved[start : start + len(block)] = unit_rows(point)[0]
         yield moved
 
 
@@ -136,8 +136,8 @@ def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> An
         for low in range(int(bounds[start]), int(bounds[stop]), step):
             pairs = order[low : min(low + step, int(bounds[stop]))]
             ids, weight = flat[pairs] - start, weight_of_rank[pairs % k]
-            rows = queries.take(pairs // k)
-            rows *= (weight / np.maximum(row_norms(rows), 1e-30))[:, None]
+            rows = unit_rows(queries.take(pairs // k))[0]
+            rows *= weight[:, None]
             first = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
             sums[ids[first]] += np.add.reduceat(rows, first, axis=0)
             weights[ids[first]] += np.add.reduceat(weight, first)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from amips.blas import faiss
 from amips.errors import VectorError
-from amips.vectors import Floats, Vectors, open_vectors, row_norms
+from amips.vectors import Floats, Vectors, open_vectors, row_norms, unit_rows
 
 POINTS_PER_CELL = 256  # faiss trains k-means on at most this many points a cell; more do not change it
 ITERATIONS = 20  # of k-means, where nothing else is said
@@ -133,7 +133,7 @@ def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, points
     means.train(sample)
     centroids: Floats = np.array(means.centroids)
     if spherical:  # faiss leaves them as they are when there is one for each key
-        centroids /= np.maximum(row_norms(centroids), 1e-30)[:, None]
+        centroids = unit_rows(centroids)[0]
     assignment, nearness = assign(keys, centroids, spherical)
     fill_empty(keys, assignment, nearness, centroids, spherical)
     return Cells(assignment, centroids)
@@ -162,12 +162,29 @@ def fill_empty(
         donor = int(sizes.argmax())
         members = np.flatnonzero(assignment == donor)
         moved = members[nearness[members].argmin()]
-        row = keys.take(np.array([moved]))[0]
-        centroids[empty] = row / max(float(np.linalg.norm(row)), 1e-30) if spherical else row
+        row = keys.take(np.array([moved]))
+        centroids[empty] = unit_rows(row)[0][0] if spherical else row[0]
         assignment[moved] = empty
         nearness[moved] = np.inf  # it stays where it was put
         sizes[donor] -= 1
         sizes[empty] = 1
+
+
+def cell_means(points: Vectors, assignment: NDArray[np.integer[Any]], count: int) -> Floats:
+    """The mean of the points of each cell, float32 [count, d]; 0 of one without points.
+
+    Args:
+        points: [n, d]; keys, or what stands for them.
+        assignment: the cell of each, [n], from 0 to count - 1.
+    """
+    sums = np.zeros((count, points.d))
+    for start, block in points.blocks():
+        cells = assignment[start : start + len(block)]
+        order = np.argsort(cells, kind="stable")
+        present, starts = np.unique(cells[order], return_index=True)
+        sums[present] += np.add.reduceat(block[order], starts, axis=0, dtype=np.float64)
+    sizes = np.bincount(assignment, minlength=count)
+    return np.asarray(sums / np.maximum(sizes, 1)[:, None], np.float32)
 
 
 def fingerprint_of(assignment: NDArray[np.integer[Any]]) -> str:

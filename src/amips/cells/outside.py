@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from amips.arguments import check_array, refused
 from amips.blas import faiss
-from amips.cells.clustering import Cells
+from amips.cells.clustering import Cells, cell_means
 from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms
 
@@ -173,12 +173,7 @@ def from_faiss(index: Any, keys: Any, *, ids: Any = None) -> Cells:
     assignment = place_keys(parts, keys, ids).cells
     if not parts.transforms:
         return Cells(assignment, parts.centroids, parts.fingerprint)
-    sums = np.zeros((parts.ivf.nlist, keys.d))
-    for start, block in keys.blocks():
-        np.add.at(sums, assignment[start : start + len(block)], block)
-    sizes = np.bincount(assignment, minlength=parts.ivf.nlist)
-    means = (sums / np.maximum(sizes, 1)[:, None]).astype(np.float32)
-    return Cells(assignment, means, parts.fingerprint)
+    return Cells(assignment, cell_means(keys, assignment, parts.ivf.nlist), parts.fingerprint)
 
 
 def place_keys(parts: IVFParts, keys: Vectors, ids: Any = None) -> Placement:

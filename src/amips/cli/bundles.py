@@ -170,7 +170,7 @@ def search(
 @click.option("--recall", type=float, help="The recall@10 to serve.  [default: what BUNDLE was made for]")
 @click.option("--probes", type=int, help="Cells to scan, instead.")
 @click.option("--best-effort", is_flag=True, help="The highest recall there is, where --recall is not.")
-@click.option("--encoder", help="What encoded the texts, if it is a model in a directory of your own.")
+@click.option("--encoder", help="What encoded the texts: a model's name or directory.")
 @click.option("--trusted", type=path, multiple=True, help=TRUSTED_HELP)
 @click.option("--compare", is_flag=True, help="Also print how many probes each router needs.")
 def ask(
@@ -184,8 +184,8 @@ def ask(
 ) -> None:
     """Search BUNDLE for a QUESTION in words.
 
-    The bundle must have been built with --texts. The encoder is the published model that it names; a model
-    in a directory is opened only if you name it with --encoder.
+    The bundle must have been built with --texts. The encoder is the published model that it names, if
+    that is on this machine; a model is downloaded, or opened in a directory, only if you name it with --encoder.
     """
     from amips.text import Asker
 

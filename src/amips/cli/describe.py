@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 import amips
+from amips.arguments import check_recall, check_whole
 from amips.cli.options import TRUSTED_HELP, cli, echo, path, points_table, print_summary
-from amips.files import stated_kinds
+from amips.files import manifest_kinds
 from amips.nets import DESCRIPTION, load_model
 from amips.search import Point, Searcher, read_bundle
 from amips.signing import Trusted
@@ -30,7 +31,7 @@ def info(path: Path, design: bool, trusted: tuple[Path, ...]) -> None:
     """
     if not path.exists():
         raise amips.AmipsError(f"{path} does not exist")
-    kinds = stated_kinds(path) if path.is_dir() else set()
+    kinds = manifest_kinds(path) if path.is_dir() else set()
     if "bundle" in kinds:
         _bundle(path, design, list(trusted) or None)
     elif trusted:
@@ -84,11 +85,18 @@ def _words(index: Searcher) -> str:
 
 
 def _wrapped(path: Path, manifest: dict[str, Any]) -> None:
-    facts = [("keys", f"{manifest['n']:,}"), ("FAISS index", str(manifest.get("file") or "not known"))]
-    if manifest.get("target_recall") is not None:
-        facts.append(("serves recall@10", f"{manifest['target_recall']:g}"))
+    try:
+        n, d = (check_whole(name, manifest.get(name), 1) for name in ("n", "d"))
+        points = [Point.from_json(point) for point in manifest["points"]]
+        target = manifest.get("target_recall")
+        target = None if target is None else check_recall(target, "target_recall")
+    except (amips.AmipsError, KeyError, TypeError, ValueError) as problem:
+        raise amips.BundleError(f"{path} is damaged: {problem}") from None
+    facts = [("keys", f"{n:,}"), ("FAISS index", str(manifest.get("file") or "not known"))]
+    if target is not None:
+        facts.append(("serves recall@10", f"{target:g}"))
     _print_facts("wrapped FAISS index", path, facts)
-    _print_points([Point.from_json(point) for point in manifest["points"]], manifest["n"], manifest["d"])
+    _print_points(points, n, d)
 
 
 def _print_points(points: list[Point], n: int, d: int) -> None:

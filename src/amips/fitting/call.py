@@ -12,10 +12,11 @@ from amips.arguments import check_choice, check_flag, check_number, check_recall
 from amips.design import Storage, checked_fraction
 from amips.errors import AmipsError, VectorError
 from amips.extras import needs_extra
-from amips.files import locked, remove_partials
+from amips.files import remove_partials
 from amips.fitting.fitting import Fitting
 from amips.fitting.settings import FIT_MINUTES, Settings
 from amips.index import check_enough_keys
+from amips.locks import locked
 from amips.metrics import TARGET_RECALL
 from amips.resources import plain_resource_errors
 from amips.scratch import Scratch
@@ -110,10 +111,9 @@ def fit(
 def _alone(out: Path) -> Iterator[Path]:
     """The folder of work in progress for a bundle, kept from other calls; gone afterwards if it is empty."""
     work = out.with_name(out.name + ".work")
-    work.mkdir(parents=True, exist_ok=True)
     busy = AmipsError(f"another amips fit is at work on {out}; wait for it, or choose another out")
     try:
-        with locked(work / LOCK, busy, remove=True):
+        with locked(work / LOCK, busy, remove=True, make=True):
             remove_partials(work)
             yield work
     finally:

@@ -9,7 +9,18 @@ import numpy as np
 
 from amips.fitting.settings import Settings
 from amips.metrics import TOP, cost_at
-from amips.search import Objective, Point, Report, Row, Searcher, Trial, measure, measure_masses, surest_point
+from amips.search import (
+    Objective,
+    Point,
+    Report,
+    Row,
+    Searcher,
+    Trial,
+    measure,
+    measure_masses,
+    recalls,
+    surest_point,
+)
 from amips.task import Task
 from amips.vectors import Floats
 
@@ -78,12 +89,22 @@ def _rows(task: Task, index: Searcher, baseline: Searcher, recall: float) -> lis
         ]
         both = (baseline, index)
         if target == recall and all(reaches(one, recall) for one in both):
-            pair = [
-                replace(row, latency=seconds(one, x, recall, "latency"), throughput=seconds(one, x, recall))
-                for row, one in zip(pair, both, strict=True)
-            ]
+            pair = [_with_times(row, one, task, x) for row, one in zip(pair, both, strict=True)]
         rows += pair
     return rows
+
+
+def _with_times(row: Row, index: Searcher, task: Task, x: Floats) -> Row:
+    """The row with what `search` serves for its recall on the test queries, and the time that takes."""
+    queries, target = np.asarray(task.test.queries), row.recall
+    ids = replace(index, labels=None).search(queries, TOP, recall=target)[1]
+    return replace(
+        row,
+        latency=seconds(index, x, target, "latency"),
+        throughput=seconds(index, x, target),
+        served=float(recalls(ids, np.asarray(task.test.top_ids), TOP).mean()),
+        served_flops=float(index.cost(queries, recall=target).flops.mean()) / (2 * task.n * task.d),
+    )
 
 
 def reaches(index: Searcher, recall: float) -> bool:

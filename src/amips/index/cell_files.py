@@ -26,8 +26,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from amips.design import Storage
 from amips.errors import BundleError
-from amips.index.fill import BLOCK, Bytes, Ids, assemble, block_bytes
-from amips.npy import Shape, load_npy, npy_header
+from amips.index.fill import BLOCK, Bytes, Ids, assemble, block_bytes, codebook_of, codes_of
+from amips.npy import Shape, load_npy, npy_header, save_npy, write_npy
 from amips.untrusted import open_regular
 from amips.vectors import Floats
 
@@ -43,6 +43,7 @@ FILES: dict[str, list[str]] = {
 }
 FINITE_BLOCK = 1 << 17  # values that are looked at at once, in the cache of one core
 READ_BYTES = 4 * FINITE_BLOCK  # of codes, at once
+SAVED_BYTES = 1 << 24  # of keys on disk that are written again, at once
 MOST_CELLS = 1 << 31
 _ZEROS = np.zeros(FINITE_BLOCK, np.float32)
 
@@ -134,6 +135,29 @@ def read_cells(directory: Path, storage: Storage, mmap: bool, spilled: bool, fin
         index = assemble(storage, sizes, entries, centroids, means, codebook, read)
     keys = read_array(directory / KEYS, np.float32, (n, d), mmap=mmap, finite=finite or not mmap)
     return CellParts(index, sizes, entries, centroids, keys, projection, second, means=means)
+
+
+def write_cells(directory: Path, storage: Storage, parts: CellParts) -> list[str]:
+    """Write the files of a cell store; their names."""
+    codebook = None if parts.rows is not None else codebook_of(parts.index, storage)
+    arrays: dict[str, NDArray[Any] | None]
+    arrays = {SIZES: parts.sizes, ENTRIES: parts.entries, CENTROIDS: parts.centroids, CODEBOOK: codebook}
+    arrays |= {PROJECTION: parts.projection, KEYS: parts.keys, SECOND: parts.second, MEANS: parts.means}
+    present = {name: array for name, array in arrays.items() if array is not None}
+    for name, array in present.items():
+        save_npy(directory / name, array)
+    dtype = np.float32 if storage == "flat" else np.uint8
+    shape = code_shape(storage, parts.sizes, codebook, parts.centroids.shape[1])
+    write_npy(directory / CODES, dtype, shape, lambda: scanned_bytes(parts))
+    return [*present, CODES]
+
+
+def scanned_bytes(parts: CellParts) -> Iterator[Bytes]:
+    """What is scanned, codes or float32 keys, in the order of the entries."""
+    if parts.rows is None:
+        return (codes_of(parts.index, j, size) for j, size in enumerate(parts.sizes.tolist()))
+    rows, step = parts.rows, max(1, SAVED_BYTES // (4 * parts.rows.shape[1]))
+    return (rows[low : low + step].reshape(-1).view(np.uint8) for low in range(0, len(rows), step))
 
 
 def code_shape(storage: Storage, sizes: Ids, codebook: Floats | None, d: int) -> tuple[int, int]:

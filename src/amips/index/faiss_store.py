@@ -12,7 +12,6 @@ A key may be in a second cell, too ("spilled"): it is then found by queries that
 once.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,33 +23,28 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.design import Storage
 from amips.errors import BundleError
-from amips.index import cell_files as files
-from amips.index.cell_files import code_shape, read_cells, second_entries
+from amips.index.cell_files import CellParts, read_cells, scanned_bytes, second_entries, write_cells
 from amips.index.costs import scan_flops
-from amips.index.fill import Bytes, assemble, cell_means, codebook_of, codes_of, entries_of, fill
+from amips.index.fill import Bytes, assemble, codebook_of, codes_of, entries_of, fill
+from amips.index.product_scan import scan_by_product
 from amips.index.top_keys import (
-    TopKeys,
     best_first,
     best_of,
     cell_products,
-    narrow_type,
     once,
     reaching,
     score_candidates,
 )
 from amips.lean import Projection
 from amips.metrics import TOP
-from amips.npy import save_npy, write_npy
 from amips.vectors import Floats, Vectors
 
 Ids = NDArray[np.int64]
 
 # From how many queries a cell on, on average, the matrix product beats FAISS's scan.
 MEETINGS_FOR_PRODUCT = 4.0
-PRODUCT_BLOCK = 1024
 REFINE_BYTES = 1 << 26
 REFINE = 10  # candidates that quantised storage scores again, for each result asked for
-SAVED_BYTES = 1 << 24  # of codes that are gathered at once when they are saved
 
 
 @dataclass(frozen=True)
@@ -97,8 +91,7 @@ class FaissCellStore:
 
         `second` [n] names another cell for some keys to be in, too; -1 for none.
         """
-        means = cell_means(keys, assignment, len(centroids)) if storage == "pq" else None
-        index = fill(keys, assignment, centroids, storage, projection, second, means)
+        index, means = fill(keys, assignment, centroids, storage, projection, second)
         parts = (index, storage, *entries_of(index), np.ascontiguousarray(centroids, np.float32))
         if storage == "flat":
             return cls(*parts, second=second)
@@ -206,33 +199,9 @@ class FaissCellStore:
         return scores, ids
 
     def _scan_by_product(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
-        """Cell by cell: the queries that probe it, times its keys.
-
-        The first probe of every query is scanned before the others: it gives the k-th score that most
-        keys of the later cells then fall short of.
-        """
-        best = TopKeys(len(x), k, twice=self.second is not None)
-        for probes in (cells[:, :1], cells[:, 1:]):
-            if probes.shape[1] == 0:
-                continue
-            rows_of, places = np.nonzero(probes >= 0)
-            if len(rows_of) == 0:  # nobody probes more than one cell
-                continue
-            flat = probes[rows_of, places].astype(narrow_type(len(self.sizes)))  # sorted by radix, if narrow
-            order = np.argsort(flat, kind="stable")
-            present, starts = np.unique(flat[order], return_index=True)
-            ends = np.append(starts[1:], len(flat))
-            rows_by_cell = rows_of[order]
-            for cell, low, high in zip(present, starts, ends, strict=True):
-                if self.sizes[cell] == 0:
-                    continue
-                keys, ids = self._rows_of(int(cell)), self._ids_of(int(cell))
-                step = max(1, min(PRODUCT_BLOCK, REFINE_BYTES // (4 * len(ids))))
-                for first in range(low, high, step):
-                    rows = rows_by_cell[first : min(first + step, high)]
-                    best.take(rows, x[rows] @ keys.T, ids)
-            best.compact()
-        return best.finish()
+        """Cell by cell: the queries that probe it, times its keys."""
+        twice = self.second is not None
+        return scan_by_product(x, cells, k, self.sizes, self._keys_of, twice=twice, tile_bytes=REFINE_BYTES)
 
     def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
         """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
@@ -278,9 +247,9 @@ class FaissCellStore:
             rows[wanted] = self._rows_of(int(cell))[places[wanted] - self._starts[cell]]
         return rows.reshape(*ids.shape, self.d)
 
-    def _ids_of(self, cell: int) -> Ids:
-        """Key ids of a cell."""
-        return self.entries[self._starts[cell] : self._starts[cell + 1]]
+    def _keys_of(self, cell: int) -> tuple[Floats, Ids]:
+        """The keys of a cell, and their ids."""
+        return self._rows_of(cell), self.entries[self._starts[cell] : self._starts[cell + 1]]
 
     def _rows_of(self, cell: int) -> Floats:
         """Keys of a cell: FAISS's own memory or the file's, not a copy."""
@@ -289,27 +258,13 @@ class FaissCellStore:
         rows: Floats = codes_of(self.index, cell, int(self.sizes[cell])).view(np.float32).reshape(-1, self.d)
         return rows
 
-    def _codes(self) -> Iterator[Bytes]:
-        """What is scanned, cell by cell."""
-        if self.rows is None:
-            return (codes_of(self.index, j, size) for j, size in enumerate(self.sizes.tolist()))
-        rows, step = self.rows, max(1, SAVED_BYTES // (4 * self.d))
-        return (rows[low : low + step].reshape(-1).view(np.uint8) for low in range(0, len(rows), step))
-
     def save(self, directory: Path) -> list[str]:
         """Write the files of `amips.index.cell_files`; their names."""
-        codebook = None if self.rows is not None else codebook_of(self.index, self.storage)
-        arrays: dict[str, NDArray[Any] | None]
-        arrays = {files.SIZES: self.sizes, files.ENTRIES: self.entries, files.CENTROIDS: self.centroids}
-        arrays |= {files.CODEBOOK: codebook, files.PROJECTION: self.projection, files.KEYS: self.keys}
-        arrays |= {files.SECOND: self.second, files.MEANS: self.means}
-        present = {name: array for name, array in arrays.items() if array is not None}
-        for name, array in present.items():
-            save_npy(directory / name, array)
-        dtype = np.float32 if self.storage == "flat" else np.uint8
-        shape = code_shape(self.storage, self.sizes, codebook, self.d)
-        write_npy(directory / files.CODES, dtype, shape, self._codes)
-        return [*present, files.CODES]
+        return write_cells(directory, self.storage, self._parts)
+
+    @property
+    def _parts(self) -> CellParts:
+        return CellParts(**{field.name: getattr(self, field.name) for field in fields(CellParts)})
 
     @classmethod
     def load(
@@ -324,7 +279,7 @@ class FaissCellStore:
         """For pickle: opened again where keys stay on disk and still are there, otherwise copied."""
         if self.directory is not None and self.directory.is_dir():
             return _reopen, (self.directory, self.storage, self.second is not None, self.refine)
-        codes = None if self.rows is not None else np.concatenate([*self._codes()])
+        codes = None if self.rows is not None else np.concatenate([*scanned_bytes(self._parts)])
         codebook = None if self.rows is not None else codebook_of(self.index, self.storage)
         names = [field.name for field in fields(self) if field.name not in ("index", "directory")]
         return _restore, ({name: getattr(self, name) for name in names}, codes, codebook)

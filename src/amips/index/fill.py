@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.blas import faiss
+from amips.cells import cell_means
 from amips.design import Storage
 from amips.errors import AmipsError
 from amips.lean import Projection
@@ -26,9 +27,9 @@ def fill(
     storage: Storage,
     projection: Projection | None,
     second: NDArray[np.int32] | None,
-    means: Floats | None,
-) -> Any:
-    """A `faiss.IndexIVF` with every key, as this storage keeps it, in its cell, and in its second, if any.
+) -> tuple[Any, Floats | None]:
+    """A `faiss.IndexIVF` with every key, as this storage keeps it, in its cell, and in its second, if any;
+    and for "pq" the mean key of each cell, [c, d].
 
     "pq" codes what is left of a key after the mean of its cell. That of the centroid would not do: centroids
     are for choosing cells, often of norm 1, and may be far from all keys.
@@ -39,6 +40,7 @@ def fill(
     if second is not None:
         _check_cells(second, len(centroids), -1)
     c, d = len(centroids), centroids.shape[1] if projection is None else projection.r
+    means = cell_means(keys, assignment, c) if storage == "pq" else None
     centers = centroids if means is None else means
     quantizer = _quantizer(centers if projection is None else centers @ projection.keys.T)
     if storage == "lean":  # codes of 4 bits for each dimension; their order for FastScan is made at the end
@@ -61,20 +63,7 @@ def fill(
         block, cells = np.ascontiguousarray(block), np.ascontiguousarray(cells, np.int64)
         pointers = [faiss.swig_ptr(a) for a in (block, ids, cells)]
         index.add_core(len(block), *pointers)
-    return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index
-
-
-def cell_means(keys: Vectors, assignment: NDArray[np.integer[Any]], c: int) -> Floats:
-    """The mean key of each cell, [c, d]; 0 of one without keys."""
-    _check_cells(assignment, c, 0)
-    sums = np.zeros((c, keys.d))
-    for start, block in keys.blocks():
-        cells = assignment[start : start + len(block)]
-        order = np.argsort(cells, kind="stable")
-        present, starts = np.unique(cells[order], return_index=True)
-        sums[present] += np.add.reduceat(block[order], starts, axis=0, dtype=np.float64)
-    sizes = np.bincount(assignment, minlength=c)
-    return np.asarray(sums / np.maximum(sizes, 1)[:, None], np.float32)
+    return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index, means
 
 
 def _check_cells(cells: NDArray[np.integer[Any]], c: int, least: int) -> None:

@@ -1,7 +1,6 @@
 """Training: one readable loop. What a run leaves on disk is in `run_directory`."""
 
 import math
-import os
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -13,9 +12,10 @@ from torch import Tensor
 
 from amips.arguments import check_flag, check_path, check_seed, refused
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
+from amips.learn.adam import adam_step, average_step
 from amips.learn.budget import Budget
 from amips.learn.checkpoint import State
-from amips.learn.distributed import Group
+from amips.learn.distributed import Group, device_named
 from amips.learn.evaluation import centroid_metrics, criterion, evaluate, gain_lines
 from amips.learn.interrupts import collected_interrupts
 from amips.learn.losses import total_loss
@@ -39,7 +39,6 @@ from amips.task import Task, load_task
 
 EVALUATIONS = 20
 SAVE_SECONDS = 600.0  # a long run loses no more than this to a crash
-BETAS, EPSILON = (0.9, 0.999), 1e-8
 RANDOM_START = 0.25  # of the budget: networks that begin with random weights are not stopped before
 BLENDS = (0.75, 0.5, 0.25)  # of the way from where training began to its best weights, beside all and nothing
 
@@ -103,7 +102,7 @@ def train(
     elif resume is True:
         raise RunError("resume: give the directory of the run to continue, as out")
     task = load_task(task, verify=True)
-    place = _device(device)
+    place = device_named(device)
     group = Group(place)
     try:
         setup = set_up(task, network or Linear(), recipe, seed, place, group)
@@ -119,19 +118,6 @@ def train(
         for line in gain_lines(model):
             print(line, flush=True)  # noqa: T201
     return model
-
-
-def _device(name: str | None) -> torch.device:
-    """The device of this name; by default this process's own GPU, or the CPU."""
-    if name is not None and not isinstance(name, str):
-        raise refused("device", name, "a name such as 'cpu' or 'cuda'", RunError)
-    own_gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        device = torch.device(name or (own_gpu if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        raise RunError(f"device={name!r} cannot be used: {str(problem).splitlines()[0]}") from None
-    return device
 
 
 class Run:
@@ -260,35 +246,11 @@ class Run:
             )
         at.step += 1
         at.samples += self.batch
-        self.update(parameters, grads, done)
-        return values
-
-    @torch.no_grad()
-    def update(self, parameters: list[Any], grads: list[Any], done: float) -> None:
-        """Adam with bias correction, projection, averages: each on all parameters at once.
-
-        Adam's kernel is called directly because its moments are part of the checkpoint as plain tensors;
-        torch.optim keeps a state of its own, which is made for pickle.
-        """
-        rate = self.recipe.rate_at(done, self.batch)
-        torch._fused_adam_(
-            parameters,
-            grads,
-            list(self.state.first.values()),
-            list(self.state.second.values()),
-            [],
-            [torch.tensor(float(self.state.progress.step), device=p.device) for p in parameters],
-            lr=rate,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            weight_decay=0.0,
-            eps=EPSILON,
-            amsgrad=False,
-            maximize=False,
-        )
+        rate, decay = self.recipe.rate_at(done, self.batch), self.recipe.decay_at(at.step, self.batch)
+        adam_step(self.state, grads, rate)
         self.network.project()
-        decay = self.recipe.decay_at(self.state.progress.step, self.batch)
-        torch._foreach_lerp_(list(self.state.averages.values()), parameters, 1 - decay)
+        average_step(self.state, decay)
+        return values
 
     def _look(self) -> None:
         """Evaluate the averages on val, keep them if they are the best, and log it."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amips.errors import RunError
-from amips.files import check_output, check_same, locked, remove_partials, write_atomic
+from amips.files import check_output, check_same, remove_partials, write_atomic
 from amips.learn.checkpoint import CHECKPOINT
+from amips.locks import locked
 from amips.nets import (
     RUN_CONFIG,
     RUN_LOG,

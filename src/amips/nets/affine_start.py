@@ -11,7 +11,7 @@ from amips.lean import Projection, learn_projection
 from amips.nets.affine import AffineNet, Linear, MaxAffine
 from amips.nets.spec_json import spec_to_json
 from amips.task import Task
-from amips.vectors import Floats, Vectors
+from amips.vectors import Floats, Vectors, unit_rows
 
 ROUNDS = 5  # of k-means within each cell
 
@@ -51,20 +51,17 @@ def _sub_centroids(keys: Vectors, task: Task, pieces: int, seed: int) -> Floats:
     sizes = np.bincount(cells, minlength=c)
     starts = np.append(0, np.cumsum(sizes))[:-1]
     drawn = starts[:, None] + np.arange(pieces) % np.maximum(sizes, 1)[:, None]
-    first = keys.take(order[np.minimum(drawn, keys.n - 1)].ravel()).reshape(c, pieces, keys.d)
+    first = unit_rows(keys.take(order[np.minimum(drawn, keys.n - 1)].ravel()))[0]
     # Half way to the centroid: a lone key is a poor centre. Cells with fewer keys than pieces repeat some.
-    centres = _unit(_unit(first) + task.cells.centroids[:, None, :])
+    centres = unit_rows(first + np.repeat(task.cells.centroids, pieces, axis=0))[0]
     for _ in range(ROUNDS):
         sums = np.zeros((c * pieces, keys.d), np.float32)
         for start, block in keys.blocks():
             own = cells[start : start + len(block)]
-            near = np.stack([np.einsum("nd,nd->n", block, centres[own, p]) for p in range(pieces)], axis=1)
+            near = np.stack(
+                [np.einsum("nd,nd->n", block, centres[own * pieces + p]) for p in range(pieces)], axis=1
+            )
             np.add.at(sums, own * pieces + near.argmax(axis=1), block)
-        moved = np.abs(sums).max(axis=1).reshape(c, pieces, 1) > 0  # a piece without keys stays
-        centres = np.where(moved, _unit(sums.reshape(centres.shape)), centres)
-    return np.ascontiguousarray(centres.reshape(c * pieces, keys.d))
-
-
-def _unit(x: Floats) -> Floats:
-    scaled: Floats = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
-    return scaled
+        moved = sums.any(axis=1)  # a piece without keys stays
+        centres[moved] = unit_rows(sums[moved])[0]
+    return centres

@@ -16,9 +16,10 @@ from amips.nets.model import DESCRIPTION, WEIGHTS, Model, check_weights
 from amips.nets.run_files import check_run, is_run
 from amips.nets.runtime import Net, weight_shapes
 from amips.nets.spec import Architecture
-from amips.untrusted import open_regular
+from amips.untrusted import inside, open_regular
 
 HEADER_BYTES = 1 << 20  # of the names and shapes of weights: those of a thousand layers take a fifth of it
+NUMBERS, METRICS = ("samples", "seconds"), ("val", "start", "centroid")  # figures of a run, in `about`
 TYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}  # by the names of the format
 
 
@@ -30,18 +31,40 @@ def load_model(directory: str | Path, error: type[AmipsError] = RunError) -> Mod
     directory = Path(directory)
     if is_run(directory) and (directory / DESCRIPTION).exists():
         check_run(directory, error)
-    described = read_json(directory / DESCRIPTION, error)
+    described = read_json(inside(directory, DESCRIPTION, error), error)
+    weights = inside(directory, WEIGHTS, error)
     values, about = described.get("architecture"), described.get("about", {})
     if not isinstance(values, dict) or not isinstance(about, dict):
         raise error(f"{directory / DESCRIPTION}: not a description of an architecture")
+    if wrong := _wrong_figure(about, required=is_run(directory)):
+        raise error(f"{directory / DESCRIPTION} is damaged: about.{wrong} is not what training measures")
     try:
         if values.get("kind") in AFFINE_KINDS:
             affine = AffineArchitecture.from_json(values)
-            return AffineNet(affine, _read_weights(directory / WEIGHTS, affine_shapes(affine), error), about)
+            return AffineNet(affine, _read_weights(weights, affine_shapes(affine), error), about)
         network = Architecture.from_json(values)
-        return Net(network, _read_weights(directory / WEIGHTS, weight_shapes(network), error), about)
+        return Net(network, _read_weights(weights, weight_shapes(network), error), about)
     except RunError as problem:
         raise error(f"{directory}: {problem}") from None
+
+
+def _wrong_figure(about: dict[str, Any], required: bool) -> str:
+    """The name of a figure that is not one, or is missing where it is `required`; "" where all are right."""
+
+    def is_number(value: Any) -> bool:
+        return type(value) in (int, float)
+
+    for name in (*NUMBERS, *METRICS):
+        value = about.get(name)
+        if name not in about:
+            right = not required or name not in (*NUMBERS, "val")
+        elif name in NUMBERS:
+            right = is_number(value)
+        else:
+            right = isinstance(value, dict) and all(is_number(number) for number in value.values())
+        if not right:
+            return name
+    return ""
 
 
 def _read_weights(path: Path, wanted: dict[str, tuple[int, ...]], error: type[AmipsError]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from amips.untrusted import inside, read_bounded
 
 RUN_CONFIG, RUN_LOG = "config.json", "log.jsonl"
 RUN_FORMAT = 3
+LOG_BYTES = 1 << 23  # of a log: an evaluation takes about 1 kB
 
 
 def is_run(directory: str | Path) -> bool:
@@ -31,7 +32,7 @@ def is_unfinished_run(directory: str | Path) -> bool:
         return False
     if not (Path(directory) / DESCRIPTION).exists():
         return True
-    return read_json(Path(directory) / RUN_CONFIG, RunError).get("files") == {}
+    return read_json(inside(Path(directory), RUN_CONFIG, RunError), RunError).get("files") == {}
 
 
 def write_run_config(directory: Path, config: dict[str, Any], *, finished: bool) -> None:
@@ -59,7 +60,7 @@ def read_run_log(directory: str | Path, error: type[AmipsError] = RunError) -> l
     log is for looking at, and no reason to refuse a run.
     """
     path = inside(Path(directory), RUN_LOG, error)
-    lines = read_bounded(path, error).split(b"\n") if path.exists() else []
+    lines = read_bounded(path, error, LOG_BYTES).split(b"\n") if path.exists() else []
     entries = [_entry(line) for line in lines]
     wrong = [row for row, entry in enumerate(entries[:-1], 1) if entry is None and lines[row - 1].strip()]
     if wrong:

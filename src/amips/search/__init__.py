@@ -1,32 +1,38 @@
 """Learned search: the object a user holds, what is known of its recall, and the bundle it is saved in."""
 
 from amips.search.bundle import load, save
-from amips.search.bundle_directory import check_bundle_place, read_bundle
+from amips.search.bundle_directory import TEXT_MANIFEST, bundle_stamp, check_bundle_place, read_bundle
+from amips.search.bundle_texts import TEXTS, read_texts, write_texts
 from amips.search.effort import effort_for
-from amips.search.inputs import check_labels, checked_k, checked_probes, checked_queries
+from amips.search.inputs import (
+    check_labels,
+    checked_k,
+    checked_probes,
+    checked_queries,
+    restore_norms,
+    split_norms,
+)
 from amips.search.measuring import calibrated, estimate_routing, measure, measure_masses
-from amips.search.points import Point, assured_recalls, ladder, mass_bounds, point_for, recalls, surest_point
+from amips.search.points import (
+    Point,
+    all_found,
+    assured_recalls,
+    ladder,
+    mass_bounds,
+    point_for,
+    recalls,
+    surest_point,
+)
 from amips.search.report import Objective, Report, Row, Trial, cost_in_words
 from amips.search.searcher import DROP_IN_CANDIDATES, Cost, Searcher
-from amips.search.signatures import (
-    TEXT_FOLDER,
-    TEXT_FORMAT,
-    TEXT_KIND,
-    TEXT_MANIFEST,
-    Verified,
-    read_text_manifest,
-    sign,
-    verify,
-)
+from amips.search.signatures import Verified, sign, verify
 from amips.search.spill import checked_second, first_of, ranked, second_cells
 from amips.search.wrapped import WrappedIndex
 from amips.search.wrapping import wrap
 
 __all__ = [
     "DROP_IN_CANDIDATES",
-    "TEXT_FOLDER",
-    "TEXT_FORMAT",
-    "TEXT_KIND",
+    "TEXTS",
     "TEXT_MANIFEST",
     "Cost",
     "Objective",
@@ -37,7 +43,9 @@ __all__ = [
     "Trial",
     "Verified",
     "WrappedIndex",
+    "all_found",
     "assured_recalls",
+    "bundle_stamp",
     "calibrated",
     "check_bundle_place",
     "check_labels",
@@ -57,12 +65,15 @@ __all__ = [
     "point_for",
     "ranked",
     "read_bundle",
-    "read_text_manifest",
+    "read_texts",
     "recalls",
+    "restore_norms",
     "save",
     "second_cells",
     "sign",
+    "split_norms",
     "surest_point",
     "verify",
     "wrap",
+    "write_texts",
 ]

@@ -36,7 +36,7 @@ from amips.search.bundle_directory import (
 )
 from amips.search.points import Point
 from amips.search.report import Report
-from amips.search.routing_kind import MODEL, ROUTINGS, own_router, routing_of, stated_targets
+from amips.search.routing_kind import MODEL, ROUTINGS, manifest_targets, own_router, routing_of
 from amips.search.searcher import Searcher
 from amips.search.wrapped import OUTSIDE, WrappedIndex
 from amips.search.wrapping import open_wrapped
@@ -151,38 +151,38 @@ def _read(
         return open_wrapped(path, manifest, data, listed, index, router)
     if index is not None:
         raise BundleError(f"{path} holds an index of its own: load it without index=")
-    stated = _stated(path, manifest)
-    for needed in [*FILES[stated.storage], *([DESCRIPTION, WEIGHTS] if stated.router == MODEL else [])]:
+    facts = _bundle_facts(path, manifest)
+    for needed in [*FILES[facts.storage], *([DESCRIPTION, WEIGHTS] if facts.router == MODEL else [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
-    own = own_router(path, stated.router, router)
-    store = FaissCellStore.load(data, stated.storage, mmap, SECOND in listed, finite=verify)
-    n, d, c = stated.shape
+    own = own_router(path, facts.router, router)
+    store = FaissCellStore.load(data, facts.storage, mmap, SECOND in listed, finite=verify)
+    n, d, c = facts.shape
     shape = (store.n, store.d, len(store.sizes))
-    if shape != stated.shape:
+    if shape != facts.shape:
         raise BundleError(
             f"{data} holds {shape[0]} keys of dimension {shape[1]} in {shape[2]} cells, "
             f"expected {n} of dimension {d} in {c}"
         )
-    model = load_model(data, BundleError) if stated.router == MODEL else own
+    model = load_model(data, BundleError) if facts.router == MODEL else own
     if isinstance(model, Model) and (model.d != d or model.c not in (1, c)):
         raise BundleError(
             f"{data / DESCRIPTION}: a model for d = {model.d}, c = {model.c}; expected {d}, {c}"
         )
-    if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != stated.fingerprint:
+    if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != facts.fingerprint:
         raise BundleError(f"{path} holds other keys than those given")
     labels = _read_labels(data / LABELS, n) if LABELS in listed else None
-    searcher = Searcher(store, model, stated.points, labels, stated.fingerprint, **stated.measured)
+    searcher = Searcher(store, model, facts.points, labels, facts.fingerprint, **facts.measured)
     try:
-        check_fits(model, stated.fingerprint, searcher.cells_fingerprint if model is not None else "")
+        check_fits(model, facts.fingerprint, searcher.cells_fingerprint if model is not None else "")
     except RunError as problem:
         raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
     return searcher
 
 
 @dataclass(frozen=True)
-class _Stated:
-    """What a manifest says, each value checked."""
+class _BundleFacts:
+    """What the manifest of a bundle says, each value checked."""
 
     shape: tuple[int, int, int]  # n, d, c
     storage: Storage
@@ -192,7 +192,7 @@ class _Stated:
     measured: dict[str, Any]  # by the names of `Searcher`
 
 
-def _stated(path: Path, manifest: dict[str, Any]) -> _Stated:
+def _bundle_facts(path: Path, manifest: dict[str, Any]) -> _BundleFacts:
     try:
         n, d, c = (check_whole(name, manifest[name], 1, MOST, error=BundleError) for name in ("n", "d", "c"))
         storage = check_choice("storage", manifest["storage"], Storage, error=BundleError)
@@ -202,7 +202,7 @@ def _stated(path: Path, manifest: dict[str, Any]) -> _Stated:
             raise BundleError("the fingerprint of the keys is none")
         design, report = manifest["design"], manifest["report"]
         measured = {
-            **stated_targets(manifest),
+            **manifest_targets(manifest),
             "design": None if design is None else Design.from_json(design),
             "report": None if report is None else Report.from_json(report),
         }
@@ -211,7 +211,7 @@ def _stated(path: Path, manifest: dict[str, Any]) -> _Stated:
             raise BundleError("an operating point has candidates of codes, and there are no codes")
     except (KeyError, TypeError, ValueError, AttributeError, AmipsError) as problem:
         raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
-    return _Stated((n, d, c), storage, router, fingerprint, points, measured)
+    return _BundleFacts((n, d, c), storage, router, fingerprint, points, measured)
 
 
 def _read_labels(path: Path, n: int) -> NDArray[Any]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol
 
+from amips.arguments import check_number
 from amips.errors import AmipsError
 from amips.search.points import Point, point_for
 
@@ -70,8 +70,7 @@ def effort_for(
         if not point.min_mass:
             return Effort(point.probes, refine=point.refine)
         min_mass, refine = point.min_mass, point.refine
-    if isinstance(min_mass, bool) or not isinstance(min_mass, Real) or not 0 < min_mass <= 1:
-        raise AmipsError(f"min_mass={min_mass!r}: expected a share of the top keys, above 0 and up to 1")
+    bound = check_number("min_mass", min_mass, above=0, most=1, what="a share of the top keys,")
     if not index.temperature > 0:
         raise AmipsError("this index does not know what mass a cell holds: give probes")
-    return Effort(None, float(min_mass), refine)
+    return Effort(None, bound, refine)

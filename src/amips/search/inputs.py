@@ -1,23 +1,24 @@
 """Checking what a search is given, the same for every object that searches."""
 
-import operator
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_choice, check_whole, refused
 from amips.errors import AmipsError, VectorError
 from amips.vectors import Floats, read_ids, unit_rows
 
 Ids = NDArray[np.int64]
 
+SAFE_SQUARES = (1e-30, 1e30)  # norms squared that float32 has all digits of
 BATCH_BYTES = 1 << 28  # working memory of one block of queries
 
 
 def checked_queries(x: Any, d: int, on_bad: str = "error") -> tuple[Floats, NDArray[np.bool_]]:
     """Queries as contiguous float32 [m, d], bad rows zeroed, and which rows are bad."""
-    if on_bad not in ("error", "skip"):
-        raise AmipsError(f"on_bad={on_bad!r}: expected 'error' or 'skip'")
+    check_choice("on_bad", on_bad, ("error", "skip"))
     try:
         array = np.asarray(x)
     except ValueError:  # rows of different lengths
@@ -49,8 +50,11 @@ def split_norms(x: Floats) -> tuple[Floats, Floats, NDArray[np.int32] | None]:
     """
     if len(x) == 1:  # one query: the calls are what costs, so as few as can be
         square = float(np.vdot(x, x))
-        if 0.5 < square < 2.0:
-            return x * np.float32(square**-0.5), x, None
+        if SAFE_SQUARES[0] < square < SAFE_SQUARES[1]:
+            unit, exponent = x * np.float32(1 / math.sqrt(square)), round(math.log2(square) / 2)
+            if not exponent:
+                return unit, x, None
+            return unit, x * np.float32(2.0**-exponent), np.array([exponent], np.int32)
     u, norms = unit_rows(x)
     exponents = np.rint(np.log2(np.where(norms > 0, norms, 1))).astype(np.int32)
     if not exponents.any():
@@ -68,9 +72,7 @@ def restore_norms(scores: Floats, exponents: NDArray[np.int32] | None) -> Floats
 
 def checked_k(k: Any) -> int:
     """k as a Python integer: FAISS takes no numpy ones."""
-    if not hasattr(k, "__index__") or k < 1:
-        raise VectorError(f"k is {k}; it must be a whole number, at least 1")
-    return operator.index(k)
+    return k if type(k) is int and k > 0 else check_whole("k", k, 1, error=VectorError)
 
 
 def checked_probes(probes: Any, m: int, c: int) -> Ids:
@@ -79,9 +81,9 @@ def checked_probes(probes: Any, m: int, c: int) -> Ids:
         return np.full(m, min(probes, c))
     counts = np.asarray(probes)
     if counts.dtype.kind not in "iu" or counts.shape not in ((), (m,)):
-        raise AmipsError(f"probes must be a whole number, or {m} of them, one for each query")
+        raise refused("probes", probes, f"a whole number, at least 1, or {m} of them, one for each query")
     if counts.size and counts.min() < 1:
-        raise AmipsError(f"probes is {counts.min()}; it must be at least 1")
+        raise refused("probes", int(counts.min()), "a whole number, at least 1")
     return np.broadcast_to(np.minimum(counts, c).astype(np.int64), (m,))
 
 

@@ -9,14 +9,13 @@ from amips.index import FaissCellStore
 from amips.metrics import TOP
 from amips.routers import Probing, RoutingEstimate
 from amips.search.effort import Effort
-from amips.search.points import Point, assured_recalls, ladder, mass_bounds
+from amips.search.points import Point, all_found, assured_recalls, ladder, mass_bounds
 from amips.search.searcher import Searcher
 from amips.task import Split
 
-# A ladder ends where nearly all top keys are found, or nearly all keys are scanned.
-NEARLY_ALL, MOST_SCANNED = 0.999, 0.9
+MOST_SCANNED = 0.9  # of the keys: beyond, every key may as well be scored
 STEPS = 5  # that the step of the ladder at the target is divided into
-WIDER = (40, 160)  # candidates for each result, where codes lose more with fewer than
+WIDER = 80  # candidates for each result, where codes lose more with fewer than
 LOSS = 0.001  # ... this share of the top keys that were scanned
 
 
@@ -29,7 +28,7 @@ def calibrated(searcher: Searcher, split: Split, target_recall: float) -> Search
     if searcher.design is None or searcher.design.stop == "mass":
         by_mass = measure_masses(known, split)
         points += by_mass + measure_masses(known, split, _between(by_mass, target_recall))
-    if isinstance(searcher.store, FaissCellStore) and searcher.store.storage != "flat":
+    if _is_coded(searcher):
         points += [*_wider(known, split, points), _every_key(known)]
     return replace(known, points=points)
 
@@ -46,7 +45,7 @@ def measure(
     for count in probes or ladder(searcher.c):
         point = _point(searcher, split, routing.at_probes(min(count, searcher.c)), count, refine=refine)
         points.append(point)
-        enough = point.recall10 >= NEARLY_ALL or point.scanned >= MOST_SCANNED
+        enough = all_found(point) or point.scanned >= MOST_SCANNED
         if probes is None and searcher.store.storage != "flat" and enough:
             break
     return points
@@ -55,12 +54,12 @@ def measure(
 def measure_masses(
     searcher: Searcher, split: Split, bounds: list[float] | None = None, refine: int | None = None
 ) -> list[Point]:
-    """The same for bounds on the mass, by default a ladder down to where nearly all top keys are found."""
+    """The same for bounds on the mass, by default a ladder down to where all top keys are found."""
     routing = replace(estimate_routing(searcher, split), known_temperature=searcher.temperature)
     points: list[Point] = []
     for min_mass in mass_bounds() if bounds is None else bounds:
         points.append(_point(searcher, split, routing.at_mass(min_mass), None, min_mass, refine))
-        enough = points[-1].recall10 >= NEARLY_ALL or points[-1].scanned >= MOST_SCANNED
+        enough = all_found(points[-1]) or points[-1].scanned >= MOST_SCANNED
         if bounds is None and enough:
             break
     return points
@@ -79,22 +78,18 @@ def _between(points: list[Point], recall: float) -> list[float]:
 
 
 def _wider(searcher: Searcher, split: Split, points: list[Point]) -> list[Point]:
-    """Points with more candidates, where codes lose top keys that were scanned, up to nearly all of them."""
+    """Points with more candidates, where codes lose top keys that were scanned, until all are found."""
     routing = replace(estimate_routing(searcher, split), known_temperature=searcher.temperature)
     masses = sorted((point for point in points if point.min_mass), key=lambda point: -point.min_mass)
-    last = masses or points  # of the stopping rule that is used
     wide: list[Point] = []
-    for refine in WIDER:
-        widened: list[Point] = []
-        for point in last:
-            probing = routing.at_mass(point.min_mass) if masses else routing.at_probes(point.probes)
-            if probing.recall - point.recall10 <= LOSS:
-                continue
-            probes, min_mass = (None, point.min_mass) if masses else (point.probes, None)
-            widened.append(_point(searcher, split, probing, probes, min_mass, refine))
-            if widened[-1].recall10 >= NEARLY_ALL:
-                break
-        wide, last = wide + widened, widened
+    for point in masses or points:  # of the stopping rule that is used
+        probing = routing.at_mass(point.min_mass) if masses else routing.at_probes(point.probes)
+        if probing.recall - point.recall10 <= LOSS:
+            continue
+        probes, min_mass = (None, point.min_mass) if masses else (point.probes, None)
+        wide.append(_point(searcher, split, probing, probes, min_mass, WIDER))
+        if all_found(wide[-1]):
+            break
     return wide
 
 
@@ -102,6 +97,11 @@ def _every_key(searcher: Searcher) -> Point:
     """Scoring every key itself: nothing is missed, whichever query asks."""
     n, d = searcher.n, searcher.d
     return Point(searcher.c, 1.0, 1.0, 1.0, 2.0 * n * d, refine=0, assured=(1.0,) * TOP)
+
+
+def _is_coded(searcher: Searcher) -> bool:
+    """Whether codes are scanned, and the keys themselves are there to score more candidates with."""
+    return isinstance(searcher.store, FaissCellStore) and searcher.store.storage != "flat"
 
 
 def estimate_routing(searcher: Searcher, split: Split) -> RoutingEstimate:
@@ -126,6 +126,7 @@ def _point(
         ids = unlabelled.search_with(np.asarray(split.queries), TOP, effort)[1]
         hits = (top[:, :, None] == ids[:, None, :]).any(axis=2)
         every_cell = False
+    looks = 2 if _is_coded(searcher) else 1  # with fewer candidates, and with more
     scan = searcher.store_for(refine).scan_flops(probing.scanned, TOP)
     return Point(
         math.ceil(probing.probes.mean()),
@@ -136,5 +137,5 @@ def _point(
         min_mass or 0.0,
         refine,
         # Scanning every float32 key misses nothing, whichever query asks.
-        (1.0,) * hits.shape[1] if every_cell and probes else assured_recalls(hits),
+        (1.0,) * hits.shape[1] if every_cell and probes else assured_recalls(hits, split.source, looks),
     )

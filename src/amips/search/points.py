@@ -5,15 +5,16 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_recall
 from amips.errors import AmipsError
 from amips.metrics import TOP, assured_mean
 
+NEARLY_ALL = 0.999  # of the top keys, beyond which no effort is measured
 MOST_REFINE = 1 << 16  # candidates for each result that a file may ask for
 
 
@@ -39,6 +40,11 @@ class Point:
             return self.recall1 if k == 1 else self.recall10
         return self.assured[min(k, len(self.assured)) - 1]
 
+    @property
+    def certain(self) -> bool:
+        """Whether it scores every key, so that it misses nothing whatever is asked."""
+        return bool(self.assured) and min(self.assured) == 1
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
@@ -46,7 +52,7 @@ class Point:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Point":
         """What `to_json` gave; ValueError or TypeError if it did not."""
-        point = cls(**{**fields, "assured": tuple(fields.get("assured", ()))})
+        point = cls(**{**fields, "assured": tuple(fields["assured"])})
         shares = (point.recall1, point.recall10, point.min_mass, *point.assured)
         numbers = (*shares, point.scanned, point.flops)
         if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
@@ -54,7 +60,8 @@ class Point:
         if not all(0 <= share <= 1 for share in shares) or min(point.scanned, point.flops) < 0:
             raise ValueError("an operating point has a figure that is out of range")
         wide = point.refine is None or (type(point.refine) is int and 0 <= point.refine <= MOST_REFINE)
-        if type(point.probes) is not int or point.probes < 1 or not wide or len(point.assured) > TOP:
+        deep = 1 <= len(point.assured) <= TOP
+        if type(point.probes) is not int or point.probes < 1 or not wide or not deep:
             raise ValueError("an operating point has an effort that cannot be")
         return point
 
@@ -82,13 +89,28 @@ def recalls(ids: NDArray[np.integer[Any]], true: NDArray[np.integer[Any]], k: in
     return shares
 
 
-def assured_recalls(hits: NDArray[np.bool_]) -> tuple[float, ...]:
+def assured_recalls(
+    hits: NDArray[np.bool_], source: NDArray[np.integer[Any]] | None = None, looks: int = 1
+) -> tuple[float, ...]:
     """Of the top 1, 2, ..., k the recall that new queries have, 95 % sure.
 
-    `hits` [m, k] says which of the true top keys of held-out queries, best first, were found.
+    Args:
+        hits: which of the true top keys of held-out queries, best first, were found, [m, k].
+        source: the query that each is a copy of, [m]: noisy copies of one are no new evidence.
+        looks: among how many points of different kinds one is chosen.
     """
     by_depth = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
-    return tuple(assured_mean(by_depth).tolist())
+    if source is not None:
+        first, queries, counts = np.unique(source, return_inverse=True, return_counts=True)
+        sums = np.zeros((len(first), hits.shape[1]))
+        np.add.at(sums, queries, by_depth)
+        by_depth = sums / counts[:, None]
+    return tuple(assured_mean(by_depth, looks).tolist())
+
+
+def all_found(point: Point) -> bool:
+    """Whether more effort would not make a point surer: a ladder of points ends there."""
+    return point.recall10 == 1 or point.recall_assured(TOP) >= NEARLY_ALL
 
 
 def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool = False) -> Point:
@@ -101,11 +123,12 @@ def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool 
     """
     if not points:
         raise AmipsError("this index has no operating points; give probes instead of recall")
-    if isinstance(recall, bool) or not isinstance(recall, Real) or not 0 < recall <= 1:
-        raise AmipsError(f"recall={recall!r}: expected a share of the true top keys, above 0 and up to 1")
-    if k > TOP:
+    check_recall(recall)
+    depth = max(len(point.assured) for point in points) or TOP
+    if k > depth:
         warnings.warn(
-            f"recall is known of the top {TOP}: of the top {k} it is lower; give probes or min_mass instead",
+            f"recall is known of the top {depth}: of the top {k} it is lower; "
+            "give probes or min_mass instead",
             stacklevel=4,
         )
     enough = []
@@ -115,7 +138,7 @@ def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool 
         return min(enough, key=lambda point: (point.flops, point.probes))
     best = surest_point(points, k)
     text = (
-        f"recall {recall} is out of reach: the highest recall@{min(k, TOP)} that can be relied on is "
+        f"recall {recall} is out of reach: the highest recall@{min(k, depth)} that can be relied on is "
         f"{best.recall_assured(k):.4f}"
     )
     if not best_effort:
@@ -130,8 +153,15 @@ def surest_point(points: Sequence[Point], k: int) -> Point:
 
 
 def _kinds(points: Sequence[Point]) -> list[list[Point]]:
-    """Points that differ only in how much is scanned, together, the dearest first."""
+    """Points to choose from: those that differ only in how much is scanned together, the dearest first.
+
+    These are of one stopping rule: by mass, where an index has it. What scans everything holds for certain.
+    """
+    by_mass = any(point.min_mass for point in points)
     kinds: dict[Any, list[Point]] = {}
     for point in sorted(points, key=lambda point: (-point.flops, -point.probes)):
-        kinds.setdefault((point.min_mass > 0, point.refine), []).append(point)
+        if point.certain:
+            kinds.setdefault("certain", []).append(point)
+        elif (point.min_mass > 0) == by_mass:
+            kinds.setdefault(point.refine, []).append(point)
     return list(kinds.values())

@@ -15,10 +15,12 @@ class QuantizerRouter:
 
     Of the inner product a score is <A x + b, centroid> with the index's transforms A, b; of L2 it is
     2 <A x + b, centroid> - ||centroid||^2, the negative squared distance but for what all cells share.
+    Queries of norm 1 are brought to the norm `scale` first.
     """
 
     parts: IVFParts
     mapper: Model | None
+    scale: float = 1.0
 
     @property
     def name(self) -> str:
@@ -59,4 +61,6 @@ class QuantizerRouter:
         """What the quantizer is asked with, [m, inner dimension]: the query, or the key predicted for it."""
         if self.mapper is not None:
             x = np.ascontiguousarray(self.mapper.keys(x)[:, 0])
+        elif self.scale != 1:
+            x = x * np.float32(self.scale)
         return self.parts.transformed(x)

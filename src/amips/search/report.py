@@ -25,6 +25,7 @@ class Row:
         scanned: keys of a query, as a share of all; a key in two cells counts twice.
         latency: seconds of a query that comes alone; None where no time was taken.
         throughput: seconds of a query among many; None likewise.
+        served, served_flops: recall@10 and FLOPs of `search(recall=...)`, which keeps a margin; None, too.
     """
 
     system: SystemName
@@ -33,15 +34,27 @@ class Row:
     scanned: float
     latency: float | None = None
     throughput: float | None = None
+    served: float | None = None
+    served_flops: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("system", self.system, SystemName)
         check_recall(self.recall)
         for name in ("flops", "scanned"):
             check_number(name, getattr(self, name), least=0)
-        for name in ("latency", "throughput"):
+        for name in ("latency", "throughput", "served", "served_flops"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), least=0)
+
+    def service(self) -> str:
+        """What `search` serves when it is asked for this recall, for a terminal; nothing if not measured."""
+        served, flops, latency, throughput = self.served, self.served_flops, self.latency, self.throughput
+        if served is None or flops is None or latency is None or throughput is None:
+            return ""
+        return (
+            f"{self.system}: asked for recall@10 {self.recall:g} it serves {served:.3f}, for {flops:.2%} of "
+            f"a full scan; {1e6 * latency:,.0f} us for a query alone, {1e6 * throughput:,.0f} us among many"
+        )
 
 
 @dataclass(frozen=True)
@@ -135,12 +148,7 @@ class Report:
         lines = [
             f"{self.objective} at recall@10 {self.recall:g} on val: {PLAIN} {costs[0]}; the {BEST} {costs[1]}"
         ]
-        lines += [
-            f"{row.system}: {1e6 * row.latency:,.0f} us for a query alone, "
-            f"{1e6 * row.throughput:,.0f} us among many, at recall@10 {row.recall:g}"
-            for row in self.rows
-            if row.latency is not None and row.throughput is not None
-        ]
+        lines += [line for row in self.rows if (line := row.service())]
         if not self.pays:
             lines.append("learning does not pay here: the bundle is plain IVF")
         return lines

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from amips.arguments import check_number
+from amips.arguments import check_number, check_recall
 from amips.errors import BundleError
 from amips.nets import Model
 
@@ -34,10 +34,10 @@ def own_router(path: Path, routing: str, router: Any) -> Any:
     return router
 
 
-def stated_targets(manifest: dict[str, Any]) -> dict[str, Any]:
+def manifest_targets(manifest: dict[str, Any]) -> dict[str, Any]:
     """The temperature and the target recall of a manifest, checked; KeyError or BundleError otherwise."""
     target = manifest["target_recall"]
     if target is not None:
-        target = check_number("target_recall", target, above=0, most=1, error=BundleError)
+        target = check_recall(target, "target_recall", error=BundleError)
     temperature = check_number("temperature", manifest["temperature"], least=0, error=BundleError)
     return {"temperature": temperature, "target_recall": target}

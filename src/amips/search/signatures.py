@@ -1,18 +1,17 @@
 """Signing a bundle, and checking all that can be checked of one."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amips.errors import BundleError
-from amips.files import locked, read_manifest
-from amips.search.bundle_directory import FORMAT, LOCK, MANIFEST, bundle_stamp
+from amips.files import read_manifest
+from amips.locks import locked
+from amips.search.bundle_directory import FORMAT, LOCK, MANIFEST, TEXT_MANIFEST, bundle_stamp
+from amips.search.bundle_texts import read_texts
 from amips.signing import Key, Trusted, approval, read_signature, write_signature
-from amips.untrusted import inside
-
-# The texts of the keys, if there are any: a folder of the bundle with a manifest of its own.
-TEXT_FOLDER, TEXT_MANIFEST, TEXT_KIND, TEXT_FORMAT = "text", "text.json", "texts", 1
 
 Approve = Callable[[bytes], None] | None
 
@@ -36,8 +35,8 @@ class Verified:
 def sign(bundle: str | Path, key: Key) -> str:
     """Sign a bundle, with its texts, after every file of it was verified; returns the public key as hex.
 
-    What is signed is the exact content of the manifests, and by the SHA-256 in them every file. A bundle that
-    is replaced afterwards is unsigned again.
+    What is signed is one statement, of the SHA-256 of both manifests, and by the SHA-256 in them of every
+    file: texts of another bundle do not go with it. A bundle that is replaced afterwards is unsigned again.
 
     Args:
         bundle: the bundle directory.
@@ -65,27 +64,25 @@ def verify(bundle: str | Path, trusted: Trusted | None = None) -> Verified:
     """
     bundle = Path(bundle)
     while True:
-        before = bundle_stamp(bundle)
+        before = _stamps(bundle)
         try:
             manifests = _read_manifests(bundle, lambda name: approval(bundle, name, trusted, BundleError))
             signature = read_signature(bundle, BundleError)
         except BundleError:
-            if bundle_stamp(bundle) != before:
+            if _stamps(bundle) != before:
                 continue  # it was replaced meanwhile
             raise
         files = sum(len(manifest["files"]) for manifest in manifests)
         return Verified(files, len(manifests) > 1, None if signature is None else signature.key)
 
 
+def _stamps(bundle: Path) -> list[tuple[int, int] | None]:
+    return [bundle_stamp(bundle, name) for name in (MANIFEST, TEXT_MANIFEST)]
+
+
 def _read_manifests(bundle: Path, approve: Callable[[str], Approve]) -> list[dict[str, Any]]:
     """The manifests of a bundle and of its texts, every file verified; `approve` is called with each name."""
     manifests = [read_manifest(bundle, MANIFEST, "bundle", FORMAT, BundleError, True, approve(MANIFEST))]
-    if (bundle / TEXT_FOLDER / TEXT_MANIFEST).exists():
-        manifests.append(read_text_manifest(bundle, approve(f"{TEXT_FOLDER}/{TEXT_MANIFEST}")))
+    if os.path.lexists(bundle / TEXT_MANIFEST):
+        manifests.append(read_texts(bundle, approve(TEXT_MANIFEST))[0])
     return manifests
-
-
-def read_text_manifest(bundle: Path, approve: Approve = None) -> dict[str, Any]:
-    """The manifest of a bundle's texts, checked, with every file that it lists."""
-    folder = inside(bundle, TEXT_FOLDER, BundleError)
-    return read_manifest(folder, TEXT_MANIFEST, TEXT_KIND, TEXT_FORMAT, BundleError, True, approve)

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.arguments import check_array
-from amips.cells import STRENGTH, Cells, towards_queries
+from amips.cells import STRENGTH, Cells, cell_means, towards_queries
 from amips.design import SPILL_FRACTION, checked_fraction
 from amips.errors import AmipsError
 from amips.metrics import TARGET_RECALL, TOP
 from amips.routers import Router, RoutingEstimate
 from amips.task import Task
-from amips.vectors import Floats, Vectors
+from amips.vectors import Vectors, open_vectors
 
 PARALLEL, SAVED = 3.0, 0.1  # w and u
 MOST_QUERIES = 1 << 18  # of the log that are looked at
@@ -77,7 +77,7 @@ def ranked(
     codes, times = _saved(task, router, queries, recall)
     own, step = task.cells.assignment, max(1, BLOCK_FLOATS // task.c)
     with towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP], strength) as points:
-        means = _means(points, task.cells)
+        means = cell_means(open_vectors(points), own, task.c)
         squares = (means**2).sum(axis=1)
         for low in range(0, task.n, step):
             z, cells = np.asarray(points[low : low + step]), own[low : low + step]
@@ -119,18 +119,6 @@ def _saved(
         pair, cell = np.nonzero(probed[of])
         codes.append(top[of, place][pair] * cells.count + cell)
     return np.unique(np.concatenate(codes), return_counts=True)
-
-
-def _means(points: Floats, cells: Cells) -> Floats:
-    """The mean of the points of each cell, [c, d]."""
-    sums = np.zeros((cells.count, points.shape[1]))
-    step = max(1, BLOCK_FLOATS // points.shape[1])
-    for low in range(0, len(points), step):
-        own = cells.assignment[low : low + step]
-        order = np.argsort(own, kind="stable")
-        present, first = np.unique(own[order], return_index=True)
-        sums[present] += np.add.reduceat(points[low : low + step][order], first, axis=0)
-    return np.asarray(sums / np.maximum(cells.sizes, 1)[:, None], np.float32)
 
 
 def checked_second(second_cells: Any, cells: Cells) -> NDArray[np.int32] | None:

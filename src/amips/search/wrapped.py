@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.arguments import check_number
+from amips.arguments import check_recall
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.cells import IVFParts, place_keys
@@ -20,15 +20,16 @@ from amips.routers import CellRouter, OwnRouter, Router, best_cells, cells_above
 from amips.search import inputs
 from amips.search.bundle_directory import replace_bundle
 from amips.search.effort import Effort, effort_for
-from amips.search.inputs import checked_k, checked_probes, checked_queries, split_norms
+from amips.search.inputs import checked_k, checked_probes, checked_queries
 from amips.search.measuring import calibrated
 from amips.search.points import Point, recalls, surest_point
 from amips.search.quantizer import QuantizerRouter
+from amips.search.query_norms import QueryNorms
 from amips.search.routing_kind import routing_of
 from amips.search.searcher import Cost, Searcher
 from amips.search.wrapped_store import WrappedStore, faiss_scan_flops
 from amips.task import Task, load_task
-from amips.vectors import Floats
+from amips.vectors import Floats, row_norms
 
 Ids = NDArray[np.int64]
 
@@ -48,6 +49,7 @@ class WrappedIndex:
         points: recall and cost on held-out queries, by effort.
         temperature: of the stopping rule (`amips.routers.masses`); 0 if it is not known.
         target_recall: what `search` serves when nothing else is asked for; None for the index's own nprobe.
+        key_norm: the norm of its keys; 0 if it is not known (see `amips.search.query_norms`).
         file: where the index was read from, if it was.
     """
 
@@ -56,6 +58,7 @@ class WrappedIndex:
     points: list[Point] = field(default_factory=list)
     temperature: float = 0.0
     target_recall: float | None = None
+    key_norm: float = 0.0
     file: str = ""
 
     @property
@@ -82,8 +85,13 @@ class WrappedIndex:
     def router(self) -> Router:
         """How cells are chosen."""
         if self.model is None or (isinstance(self.model, Model) and self.model.c == 1):
-            return QuantizerRouter(self.parts, self.model)
+            return QuantizerRouter(self.parts, self.model, self.norms.scale)
         return CellRouter(self.model) if isinstance(self.model, Model) else OwnRouter(self.model, self.c)
+
+    @cached_property
+    def norms(self) -> QueryNorms:
+        """How queries of any norm are asked."""
+        return QueryNorms(self.parts, self.key_norm)
 
     def search(
         self,
@@ -100,6 +108,7 @@ class WrappedIndex:
         """As `faiss.Index.search`, in cells that the model chooses: scores [m, k] and ids [m, k], best first.
 
         Scores are those of the index: inner products or squared distances, approximate if it holds codes.
+        The norm of a query changes no id, and scores as it should.
         Without `recall`, `probes` or `min_mass` it serves `target_recall`, or the index's nprobe if nothing
         was measured.
 
@@ -121,9 +130,13 @@ class WrappedIndex:
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
         with limit_threads(threads):
             for rows in self._batches(len(x), k):
-                inner = self.parts.transformed(x[rows])
-                cells, base = self._choose(x[rows], inner, counts if counts is None else counts[rows], bound)
-                self._scan(inner, cells, base, scores[rows], ids[rows])
+                asked = self.norms.asked(x[rows])
+                inner = self.parts.transformed(asked.x)
+                cells, base = self._choose(asked.u, inner, counts if counts is None else counts[rows], bound)
+                block = scores[rows]
+                self._scan(inner, cells, base, block, ids[rows])
+                if (restored := asked.restored(block, ids[rows])) is not block:
+                    scores[rows] = restored
         if self.parts.id_map is not None:
             ids = self.parts.external(ids)
         if bad.any():
@@ -139,7 +152,8 @@ class WrappedIndex:
         out = np.full((len(x), int(counts.max(initial=1))), -1, np.int64)
         with limit_threads(threads):
             for rows in self._batches(len(x), 1):
-                cells = self._choose(x[rows], self.parts.transformed(x[rows]), counts[rows], None)[0]
+                asked = self.norms.asked(x[rows])
+                cells = self._choose(asked.u, self.parts.transformed(asked.x), counts[rows], None)[0]
                 out[rows, : cells.shape[1]] = cells
         return out
 
@@ -160,8 +174,9 @@ class WrappedIndex:
         scanned, probed = np.empty(len(x), np.int64), np.empty(len(x), np.int64)
         sizes = np.append(self.parts.sizes, 0)  # cell -1 holds nothing
         for rows in self._batches(len(x), 1):
-            inner = self.parts.transformed(x[rows])
-            cells, _ = self._choose(x[rows], inner, counts if counts is None else counts[rows], bound)
+            asked = self.norms.asked(x[rows])
+            inner = self.parts.transformed(asked.x)
+            cells, _ = self._choose(asked.u, inner, counts if counts is None else counts[rows], bound)
             scanned[rows], probed[rows] = sizes[cells].sum(axis=1), (cells >= 0).sum(axis=1)
         scan = faiss_scan_flops(self.parts, scanned)
         return Cost(self.router.network_flops, self.router.coarse_flops, scan, scanned, probed)
@@ -176,11 +191,12 @@ class WrappedIndex:
             recall: what `search` serves when nothing else is asked for.
             ids: [n], the ids of the task's keys in the index, if they were not added in the task's order.
         """
-        recall = check_number("recall", recall, above=0, most=1, what="a share of the true top 10")
-        task = load_task(task)
-        store = self._store(task, ids)
-        model = self.router if isinstance(self.router, QuantizerRouter) else self.model
-        known = calibrated(Searcher(store, model), task.val, recall)
+        recall = check_recall(recall)
+        task = load_task(task, verify=True)
+        norms = sum(float(row_norms(block).sum(dtype=np.float64)) for _, block in task.key_vectors.blocks())
+        index = replace(self, key_norm=norms / task.n)
+        model = index.router if isinstance(index.router, QuantizerRouter) else self.model
+        known = calibrated(Searcher(index._store(task, ids), model), task.val, recall)
         highest = surest_point(known.points, TOP).recall_assured(TOP)
         target: float | None = recall
         if highest < recall:
@@ -190,7 +206,7 @@ class WrappedIndex:
                 "search without options uses its nprobe",
                 stacklevel=2,
             )
-        return replace(self, points=known.points, temperature=known.temperature, target_recall=target)
+        return replace(index, points=known.points, temperature=known.temperature, target_recall=target)
 
     def recall_on(self, task: "Task | str | Path", *, ids: Any = None, **effort: Any) -> float:
         """Recall@10 on the task's test queries, which nothing was chosen by.
@@ -199,7 +215,7 @@ class WrappedIndex:
             task, ids: as for `measured`.
             effort: `recall`, `probes` or `min_mass`, as for `search`.
         """
-        task = load_task(task)
+        task = load_task(task, verify=True)
         answers = self.search(np.asarray(task.test.queries), TOP, **effort)[1]
         return float(recalls(self._store(task, ids).rows(answers), np.asarray(task.test.top_ids), TOP).mean())
 
@@ -224,6 +240,7 @@ class WrappedIndex:
             "temperature": self.temperature,
             "points": [point.to_json() for point in self.points],
             "target_recall": self.target_recall,
+            "key_norm": self.key_norm,
         }
         if not isinstance(self.model, Model):
             return fields, []
@@ -235,20 +252,20 @@ class WrappedIndex:
         return None if effort.probes is None else checked_probes(effort.probes, m, self.c)
 
     def _choose(
-        self, x: Floats, inner: Floats, counts: Ids | None, min_mass: float | None
+        self, u: Floats, inner: Floats, counts: Ids | None, min_mass: float | None
     ) -> tuple[Ids, Floats | None]:
         """The cells of each query, -1 after the last; and what FAISS has for them if it chose them itself."""
         if min_mass is not None:
-            return cells_above(self.router.scores(split_norms(x)[0]), self.temperature, min_mass), None
+            return cells_above(self.router.scores(u), self.temperature, min_mass), None
         assert counts is not None
         most = int(counts.max(initial=1))
         base: Floats | None = None
         if isinstance(self.router, QuantizerRouter):
-            asked = inner if self.model is None else self.router.points(split_norms(x)[0])
+            asked = inner if self.model is None else self.router.points(u)
             base, cells = self.parts.ivf.quantizer.search(asked, most)
             base = base if self.model is None else None
         else:
-            cells = best_cells(self.router.scores(split_norms(x)[0]), most)
+            cells = best_cells(self.router.scores(u), most)
         return (cells, base) if (counts == most).all() else (limit_probes(cells, counts), base)
 
     def _scan(self, inner: Floats, cells: Ids, base: Floats | None, scores: Floats, ids: Ids) -> None:
@@ -264,8 +281,9 @@ class WrappedIndex:
     def _scan_cells(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         """The k best keys of each query in these cells, as the index has them."""
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
-        self._scan(self.parts.transformed(x), cells, None, scores, ids)
-        return scores, self.parts.external(ids)
+        asked = self.norms.asked(x)
+        self._scan(self.parts.transformed(asked.x), cells, None, scores, ids)
+        return asked.restored(scores, ids), self.parts.external(ids)
 
     def _coarse(self, inner: Floats, cells: Ids) -> Floats:
         """What FAISS would have for the chosen cells: <x, centroid>, or the squared distance to it."""
@@ -287,7 +305,7 @@ class WrappedIndex:
         """Parts of the queries whose scores, cells and results fit in the working memory together."""
         if m == 1:
             return iter((slice(0, 1),))
-        each = 8 * self.d + 4 * self.router.floats + 32 * self.c + 16 * k
+        each = 16 * self.d + 4 * self.router.floats + 32 * self.c + 16 * k
         step = max(1, inputs.BATCH_BYTES // each)
         return (slice(low, low + step) for low in range(0, m, step))
 

@@ -3,17 +3,21 @@
 from pathlib import Path
 from typing import Any
 
-from amips.arguments import check_choice, check_whole
+import numpy as np
+
+from amips.arguments import check_choice, check_number, check_whole
 from amips.blas import faiss
-from amips.cells import IVFParts, ivf_parts
+from amips.cells import SAME_NORM, IVFParts, ivf_parts
 from amips.errors import AmipsError, BundleError
 from amips.metrics import TARGET_RECALL
 from amips.nets import DESCRIPTION, WEIGHTS, Model, load_model
 from amips.search.points import Point
-from amips.search.routing_kind import MODEL, ROUTINGS, own_router, stated_targets
+from amips.search.routing_kind import MODEL, ROUTINGS, manifest_targets, own_router
 from amips.search.wrapped import WrappedIndex
 from amips.task import Task
+from amips.vectors import row_norms
 
+SAMPLE = 256  # keys of which the norm is looked at
 AGAIN = "label with cells=index, train, and wrap it again"
 
 
@@ -45,7 +49,7 @@ def wrap(
     file = str(index) if isinstance(index, str | Path) else ""
     parts = ivf_parts(read_faiss(index))
     model = load_model(model) if isinstance(model, str | Path) else model
-    wrapped = WrappedIndex(parts, checked_model(model, parts), file=file)
+    wrapped = WrappedIndex(parts, checked_model(model, parts), key_norm=shared_norm(parts), file=file)
     if task is None:
         return wrapped
     return wrapped.measured(task, recall=TARGET_RECALL if recall is None else recall, ids=ids)
@@ -78,6 +82,29 @@ def checked_model(model: Any, parts: IVFParts) -> Any:
     return model
 
 
+def shared_norm(parts: IVFParts) -> float:
+    """The norm of the keys of an L2 index, if a sample of them has the same; 0 otherwise.
+
+    0 also where the index does not hold them as they are, up to a rotation: then a task must tell
+    (`WrappedIndex.measured`).
+    """
+    turned = all(t.is_orthonormal and t.d_in == t.d_out and not t.have_bias for t in parts.transforms)
+    if parts.inner_product or not isinstance(parts.ivf, faiss.IndexIVFFlat) or not turned:
+        return 0.0
+    sizes = parts.sizes
+    ends = np.cumsum(sizes)
+    n = int(ends[-1])
+    entries = np.unique(np.linspace(0, n - 1, min(SAMPLE, n)).astype(np.int64))
+    keys = np.empty((len(entries), parts.ivf.d), np.float32)
+    for row, entry in zip(keys, entries, strict=True):
+        cell = int(np.searchsorted(ends, entry, side="right"))
+        parts.ivf.reconstruct_from_offset(cell, int(entry - ends[cell] + sizes[cell]), faiss.swig_ptr(row))
+    norms = row_norms(keys)
+    if not len(norms) or norms.max() - norms.min() > SAME_NORM * norms.max():
+        return 0.0
+    return float(norms.mean(dtype=np.float64))
+
+
 def open_wrapped(
     path: Path, manifest: dict[str, Any], data: Path, listed: set[str], index: Any, router: Any
 ) -> WrappedIndex:
@@ -87,7 +114,8 @@ def open_wrapped(
         about = f"{manifest['type']} of {n:,} keys, {c:,} cells"
         points = [Point.from_json(point) for point in manifest["points"]]
         routing = check_choice("router", manifest["router"], ROUTINGS, error=BundleError)
-        targets, file = stated_targets(manifest), str(manifest["file"])
+        targets, file = manifest_targets(manifest), str(manifest["file"])
+        targets["key_norm"] = check_number("key_norm", manifest["key_norm"], least=0, error=BundleError)
         identity = {"d": d, "c": c, **{name: manifest[name] for name in ("type", "metric", "quantizer")}}
     except (KeyError, TypeError, ValueError, AttributeError, AmipsError) as problem:
         raise BundleError(f"{path} is damaged: {problem}") from None
@@ -104,9 +132,9 @@ def open_wrapped(
             raise BundleError(f"{path} is damaged: it does not list its model")
         model = load_model(data, BundleError)
     own = parts.identity
-    for name, stated in identity.items():
-        if name != "quantizer" and own[name] != stated:
-            raise BundleError(f"{path} belongs to another index ({name} {stated}, here {own[name]}): {AGAIN}")
+    for name, saved in identity.items():
+        if name != "quantizer" and own[name] != saved:
+            raise BundleError(f"{path} belongs to another index ({name} {saved}, here {own[name]}): {AGAIN}")
     if own["quantizer"] != identity["quantizer"]:
         raise BundleError(
             f"the index has been built anew since {path} was saved, and has other cells: {AGAIN}"

@@ -1,6 +1,7 @@
 """Tasks: keys, cells, and split queries with their exact targets, in memory and on disk."""
 
-from amips.task.labelling import HELD_OUT, label
+from amips.task.labelling import label
+from amips.task.planning import HELD_OUT
 from amips.task.store import TaskStore, load_task
 from amips.task.task import SPLITS, Split, Task
 

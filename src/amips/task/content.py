@@ -33,7 +33,7 @@ SMALL = 1 << 26  # bytes of a file that is read whole when a task is loaded: 0.1
 CHUNK = 1 << 22
 KEYS = "keys.npy"
 
-Signature = tuple[int, int, int]
+FileStamp = tuple[int, int, int]  # inode, size, time of the last change
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def task_tables(n: int, d: int, c: int, rows: dict[str, int], k: int, cell_targe
 
 @dataclass
 class TaskContent:
-    """The files of a task on disk, and which of them have been read and found whole.
+    """The files of a task on disk, and which of them have been read and were as the manifest says.
 
     Args:
         files: size and SHA-256 of each, as the manifest has them.
@@ -83,7 +83,7 @@ class TaskContent:
     files: dict[str, dict[str, Any]]
     fingerprint: str
     scratch: Scratch | None = None
-    whole: dict[str, Signature] = field(default_factory=dict)
+    verified_files: dict[str, FileStamp] = field(default_factory=dict)
 
     def check_headers(self) -> None:
         """TaskError unless every file is there and has the type and shape that it must have."""
@@ -94,18 +94,18 @@ class TaskContent:
 
     def note_written(self) -> None:
         """Take note that every file has just been written and hashed."""
-        self.whole = {name: self._signature(name) for name in self.tables}
+        self.verified_files = {name: self._stamp(name) for name in self.tables}
 
     def verify(self, most: float = np.inf) -> None:
         """Read every file of up to `most` bytes that has not been read; TaskError if one has changed."""
         for name, table in self.tables.items():
-            before = self._signature(name)
-            if self.whole.get(name) == before or self.files[name]["size"] > most:
+            before = self._stamp(name)
+            if self.verified_files.get(name) == before or self.files[name]["size"] > most:
                 continue
             self._check(name, table)
-            self.whole[name] = before
+            self.verified_files[name] = before
 
-    def _signature(self, name: str) -> Signature:
+    def _stamp(self, name: str) -> FileStamp:
         try:
             stat = (self.path / name).stat()
         except OSError as problem:
@@ -140,11 +140,11 @@ def _blocks(path: Path, table: Table, digest: Any) -> Iterator[NDArray[Any]]:
     header = npy_header(path, TaskError, dtype=table.dtype, shape=table.shape)
     with open_regular(path, TaskError) as file:
         digest.update(file.read(header.offset))
-        left = os.fstat(file.fileno()).st_size - header.offset
-        while left:
-            data = file.read(min(left, CHUNK))
+        remaining = os.fstat(file.fileno()).st_size - header.offset
+        while remaining:
+            data = file.read(min(remaining, CHUNK))
             if not data or len(data) % header.dtype.itemsize:
                 raise TaskError(f"{path} ended early: it is being changed")
             digest.update(data)
-            left -= len(data)
+            remaining -= len(data)
             yield np.frombuffer(data, header.dtype)

@@ -23,25 +23,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import cells as partition
-from amips.arguments import check_path
+from amips.arguments import check_flag, check_number, check_path, check_whole
 from amips.errors import TaskError
 from amips.files import (
     ADVICE,
     begin_output,
     check_output,
     check_same,
-    locked,
     read_json,
     read_manifest,
     remove_partials,
     write_atomically,
     write_manifest,
 )
+from amips.locks import locked
 from amips.npy import load_npy
 from amips.rowfiles import JOURNAL, RowFiles
 from amips.scratch import Scratch
 from amips.task.content import KEYS, SMALL, TaskContent, task_tables
 from amips.task.task import SPLITS, Split, Task
+from amips.untrusted import inside
 from amips.vectors import Vectors, inspect, open_vectors
 
 MANIFEST, PLAN, LOCK = "task.json", "plan.json", ".lock"
@@ -60,7 +61,9 @@ class TaskStore:
         """Whether a task was begun here, and `label` with the same arguments is to continue it."""
         if not (self.path / PLAN).is_file() or (self.path / MANIFEST).exists():
             return False
-        return "kind" not in read_json(self.path / PLAN, TaskError)  # other plans say of what
+        return "kind" not in read_json(
+            inside(self.path, PLAN, TaskError), TaskError
+        )  # other plans say of what
 
     def read(self, verify: bool | None = None, *, written: bool = False) -> Task:
         """The finished task, checked; `written` says that this process has just written its files."""
@@ -98,10 +101,22 @@ class TaskStore:
         numbers += [options.get("k")] if isinstance(options, dict) else [None]
         if not all(type(number) is int and number >= 1 for number in numbers):
             raise TaskError(f"{self.path / MANIFEST} is damaged: it does not give n, d, c, k and the rows")
+        self._check_options(options)
         n, d, c, *each, k = (int(number) for number in numbers if number is not None)
         cell_targets = c > 1 and "train/cells/ids.npy" in manifest["files"]
         tables = task_tables(n, d, c, dict(zip(SPLITS, each, strict=True)), min(k, n), cell_targets)
         return TaskContent(self.path, tables, manifest["files"], str(manifest.get("keys")), self.scratch)
+
+    def _check_options(self, options: Any) -> None:
+        """TaskError unless the options of the cells, all that is read of them, can have been asked for."""
+        try:
+            check_number("query_aware", options.get("query_aware", 0.0), least=0, error=TaskError)
+            check_flag("spherical", options.get("spherical", True), error=TaskError)
+            check_whole("runs", options.get("runs", 1), 1, error=TaskError)
+            if not isinstance(options.get("cells"), (int, str)):
+                raise TaskError("it does not say how the cells were made")
+        except TaskError as problem:
+            raise TaskError(f"{self.path / MANIFEST} is damaged: {problem}") from None
 
     def _split(self, name: str, content: TaskContent, c: int) -> Split:
         def table(file: str) -> NDArray[Any]:
@@ -126,9 +141,8 @@ class TaskStore:
     @contextmanager
     def making(self, plan: dict[str, Any]) -> Iterator[bool]:
         """Begin or continue a task with this plan, kept from other processes; False if it is finished."""
-        self.path.mkdir(parents=True, exist_ok=True)
         busy = TaskError(f"another amips label is at work in {self.path}; wait for it, or choose another out")
-        with locked(self.path / LOCK, busy, remove=True):
+        with locked(self.path / LOCK, busy, remove=True, make=True):
             if (self.path / MANIFEST).exists():
                 self.clear()
             if self.is_finished(plan):

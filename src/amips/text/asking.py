@@ -1,14 +1,9 @@
 """Questions in words: encode, search a bundle, and show the texts that were found.
 
-A bundle that can be asked carries the texts of its keys and the name of the encoder:
-
-    bundle/
-      text/
-        keys.jsonl     line i is the text of key i
-        text.json      the encoder, the fingerprint of the keys, size and SHA-256; written last
+A bundle that can be asked carries the texts of its keys and the name of the encoder (`attach`).
 """
 
-import shutil
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +14,17 @@ from numpy.typing import NDArray
 
 from amips import exact
 from amips.errors import AmipsError, BundleError
-from amips.files import partial, sha256, write_manifest
 from amips.metrics import TOP
 from amips.routers import RoutingEstimate
 from amips.search import (
-    TEXT_FOLDER,
-    TEXT_FORMAT,
-    TEXT_KIND,
     TEXT_MANIFEST,
+    TEXTS,
     Searcher,
+    bundle_stamp,
     checked_k,
     load,
-    read_text_manifest,
+    read_texts,
+    write_texts,
 )
 from amips.signing import Trusted, approval
 from amips.text.embedding import Embedded
@@ -38,29 +32,15 @@ from amips.text.encoders import Encoder, is_published_name, open_encoder, open_p
 from amips.text.texts import Text, TextFile
 from amips.vectors import Floats
 
-TEXTS = "keys.jsonl"
 SAME = 0.7  # the score of a text with its own key: 1 but for codes; with a key of another encoder about 0
 
 
 def attach(bundle: str | Path, embedded: Embedded | str | Path) -> None:
     """Put the texts that a bundle's keys were made of beside them, so that it can be asked in words."""
-    bundle = Path(bundle)
     embedded = embedded if isinstance(embedded, Embedded) else Embedded(embedded)
-    index = load(bundle, verify=False, mmap=True)
-    if index.fingerprint != embedded.fingerprint:
-        raise BundleError(f"{bundle} does not hold the keys of {embedded.path}")
-    fields = {
-        "kind": TEXT_KIND,
-        "format": TEXT_FORMAT,
-        "encoder": embedded.encoder,
-        "keys": embedded.fingerprint,
-    }
-    with partial(bundle / TEXT_FOLDER) as temporary:
-        temporary.mkdir()
-        shutil.copyfile(embedded.path / TEXTS, temporary / TEXTS)
-        if sha256(temporary / TEXTS) != embedded.manifest["files"][TEXTS]["sha256"]:
-            raise BundleError(f"{embedded.path / TEXTS} has changed since amips embed wrote it")
-        write_manifest(temporary, TEXT_MANIFEST, fields, [TEXTS])
+    digest = embedded.manifest["files"][TEXTS]["sha256"]
+    stated = {"encoder": embedded.encoder, "keys": embedded.fingerprint}
+    write_texts(Path(bundle), embedded.path / TEXTS, digest, stated)
 
 
 @dataclass(frozen=True)
@@ -72,7 +52,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Effort:
+class RouterEffort:
     """What a router needs to find the true best keys of a question."""
 
     router: str
@@ -97,7 +77,8 @@ class Asker:
     Args:
         bundle: the bundle directory.
         encoder: what encoded the texts, a name, a directory or an `Encoder`; by default the published model
-            that the bundle names. A directory that a bundle names is never opened: it may be someone else's.
+            that the bundle names, if it is on this machine. Nothing is downloaded because a bundle says so,
+            and a directory that it names is never opened: either may be someone else's.
         trusted: as in `amips.load`; the texts must be signed too.
     """
 
@@ -110,22 +91,27 @@ class Asker:
     ) -> None:
         self.path = Path(bundle)
         self.index: Searcher = load(self.path, trusted=trusted)
-        if not (self.path / TEXT_FOLDER / TEXT_MANIFEST).exists():
+        if not os.path.lexists(self.path / TEXT_MANIFEST):
             raise BundleError(f"{bundle} has no texts: build it with --texts DIR (what amips embed made)")
-        approve = approval(self.path, f"{TEXT_FOLDER}/{TEXT_MANIFEST}", trusted, BundleError)
-        about = read_text_manifest(self.path, approve)
-        if TEXTS not in about["files"]:  # and so not checked
-            raise BundleError(
-                f"{self.path / TEXT_FOLDER / TEXT_MANIFEST} is damaged: it does not list {TEXTS}"
-            )
+        self.texts, self._named = self._open_texts(trusted)
+        self._brought = encoder
+
+    def _open_texts(self, trusted: Trusted | None) -> tuple[TextFile, str]:
+        """The texts, and the encoder that their manifest names."""
+        while True:
+            before = bundle_stamp(self.path, TEXT_MANIFEST)
+            try:
+                about, path = read_texts(self.path, approval(self.path, TEXT_MANIFEST, trusted, BundleError))
+                texts = TextFile(path)
+                break
+            except AmipsError:
+                if bundle_stamp(self.path, TEXT_MANIFEST) == before:
+                    raise  # otherwise they were replaced meanwhile
         if about.get("keys") != self.index.fingerprint:
-            raise BundleError(
-                f"the texts in {self.path / TEXT_FOLDER} belong to other keys: build with --texts again"
-            )
-        self.texts = TextFile(self.path / TEXT_FOLDER / TEXTS)
-        if len(self.texts) != self.index.n:
-            raise BundleError(f"{self.path / TEXT_FOLDER / TEXTS} is damaged: {len(self.texts)} texts")
-        self._named, self._brought = str(about.get("encoder")), encoder
+            raise BundleError(f"the texts in {self.path} belong to other keys: build with --texts again")
+        if len(texts) != self.index.n:
+            raise BundleError(f"{path} is damaged: {len(texts)} texts")
+        return texts, str(about.get("encoder"))
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -185,7 +171,7 @@ class Asker:
         cost = plain.cost(x, wanted, **effort)
         return Answer(question, hits, int(cost.probed[0]), int(cost.scanned[0]), self.index.n)
 
-    def compare(self, question: str, k: int = 5) -> list[Effort]:
+    def compare(self, question: str, k: int = 5) -> list[RouterEffort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
         x = self._encoded(question)
         plain, keys = Searcher(self.index.store, None), getattr(self.index.store, "keys", None)
@@ -206,10 +192,10 @@ class Asker:
         return self.encoder.encode([question])
 
 
-def _effort(searcher: Searcher, x: Floats, best: NDArray[np.integer[Any]]) -> Effort:
+def _effort(searcher: Searcher, x: Floats, best: NDArray[np.integer[Any]]) -> RouterEffort:
     store = searcher.store
     seen = RoutingEstimate.by(
         searcher.router, x, best[None], store.assignment, store.sizes, second=store.second
     )
     probes = seen.probes_for(1.0) if best.size else 1
-    return Effort(searcher.router.name, probes, int(seen.at_probes(probes).scanned[0]))
+    return RouterEffort(searcher.router.name, probes, int(seen.at_probes(probes).scanned[0]))

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from amips.errors import AmipsError
-from amips.files import begin_output, check_output, check_same, locked, read_manifest, write_manifest
+from amips.files import begin_output, check_output, check_same, read_manifest, write_manifest
+from amips.locks import locked
 from amips.progress import Bar
 from amips.text.digests import Digests, digest
 from amips.text.lines import line, writing

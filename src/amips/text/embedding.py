@@ -17,13 +17,13 @@ from amips.files import (
     check_output,
     check_same,
     local,
-    locked,
     read_json,
     read_manifest,
     sha256,
     write_json,
     write_manifest,
 )
+from amips.locks import locked
 from amips.progress import Bar
 from amips.resources import plain_resource_errors
 from amips.rowfiles import Columns, RowFiles

