@@ -27,7 +27,8 @@ __all__ = ["faiss", "parallel", "threads"]
 
 Item = TypeVar("Item")
 
-LOADING = 320 << 20  # bytes of address space that faiss and its buffers take
+# Bytes of address space that faiss takes, and each thread of OpenBLAS and OpenMP: buffers, stack, heap.
+LOADING, EACH_THREAD, MOST_THREADS = 320 << 20, 128 << 20, 16
 
 # Kernel names of newer releases that the one in faiss does not know, and what is nearest to them there.
 _OLDER_NAME = {"SapphireRapids": "SkylakeX", "Cooperlake": "SkylakeX"}
@@ -55,6 +56,11 @@ def _load() -> None:
             del os.environ["OPENBLAS_CORETYPE"]
 
 
+def _processors() -> int:
+    """How many this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _reserve() -> None:
     """Let both OpenBLAS allocate their buffers now: later, if memory has run out, they end the process."""
     ones = np.ones((512, 64), np.float32)
@@ -64,7 +70,7 @@ def _reserve() -> None:
     flat.search(ones, 1)
 
 
-check_address_space(LOADING)
+check_address_space(LOADING + EACH_THREAD * min(MOST_THREADS, _processors()))
 _load()
 import faiss as _faiss  # noqa: E402
 

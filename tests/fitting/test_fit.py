@@ -243,7 +243,7 @@ def test_what_is_tried_costs_what_it_says(fast, data, tmp_path, capsys, kept):
 
 @pytest.mark.parametrize("storage", ["flat", "sq8"])
 def test_estimates_are_what_is_measured(fast, data, tmp_path, capsys, storage):
-    """Of float32 keys a cost needs no index to be known; of codes it is nearly so."""
+    """A cost needs no index to be known, but for the margin by which a recall is assured."""
     amips.fit(data[0], data[1], minutes=1, cells=CELLS, out=tmp_path / "b", storage=storage)
     text = capsys.readouterr().out
     measured = {words: cost for cost, words in built(text)}
@@ -251,7 +251,7 @@ def test_estimates_are_what_is_measured(fast, data, tmp_path, capsys, storage):
     both = set(measured) & set(estimated)
     assert len(both) >= 2
     for words in both:
-        assert measured[words] == pytest.approx(estimated[words], rel=0.08), words
+        assert 0.92 < measured[words] / estimated[words] < 1.2, words
 
 
 def test_the_cheapest_of_all_designs_is_taken(fast, data, tmp_path, capsys):

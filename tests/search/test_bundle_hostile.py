@@ -158,7 +158,7 @@ def test_a_file_that_only_looks_long(copy):
         amips.load(copy[0], verify=False)
 
 
-POINT = {"probes": 1, "recall1": 0.5, "recall10": 0.5, "scanned": 0.1, "flops": 10.0}
+POINT = {"probes": 1, "recall1": 0.5, "recall10": 0.5, "scanned": 0.1, "flops": 10.0, "assured": [0.4] * 10}
 NAN, INF = float("nan"), float("inf")
 
 

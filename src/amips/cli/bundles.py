@@ -184,8 +184,8 @@ def ask(
 ) -> None:
     """Search BUNDLE for a QUESTION in words.
 
-    The bundle must have been built with --texts. The encoder is the published model that it names, if
-    that is on this machine; a model is downloaded, or opened in a directory, only if you name it with --encoder.
+    The bundle must have been built with --texts. The encoder is the published model that it names, if that is
+    on this machine; a model is downloaded, or opened in a directory, only if you name it with --encoder.
     """
     from amips.text import Asker
 
