@@ -117,10 +117,11 @@ def test_from_files_to_a_bundle(folder, steps):
     assert [int(row[0]) for row in rows] == [point.probes for point in points]
     for row, point in zip(rows, points, strict=True):
         # A bound on the mass is in a column of its own, empty where there is none.
-        assert row[1:-4] == ([pytest.approx(point.min_mass, rel=0.06)] if point.min_mass else [])
-        assert row[-4:-2] == pytest.approx([point.recall1, point.recall10], abs=6e-4)
+        assert row[1:-5] == ([pytest.approx(point.min_mass, rel=0.06)] if point.min_mass else [])
+        shares = [point.recall1, point.recall10, point.recall_assured(10)]
+        assert row[-5:-2] == pytest.approx(shares, abs=6e-4)
         assert row[-2] == pytest.approx(100 * point.scanned, abs=6e-3)
-    assert [row[-3] for row in rows] == sorted(row[-3] for row in rows)
+    assert [row[-4] for row in rows] == sorted(row[-4] for row in rows)
 
 
 # info

@@ -176,8 +176,8 @@ class TestRealSearches:
             assert point.flops == pytest.approx(cost.flops.mean())
             assert point.scanned == pytest.approx(cost.scanned.mean() / 2500)
             assert point.probes == np.ceil(cost.probed.mean())
-        # The ladder ends where nearly all is found or much is scanned, not before and not after.
-        enough = [p.recall10 >= 0.999 or p.scanned >= 0.3 for p in bounded]
+        # The ladder ends where no more can be found or nearly all is scanned, not before and not after.
+        enough = [p.recall10 == 1 or p.assured[-1] >= 0.999 or p.scanned >= 0.9 for p in bounded]
         assert enough == [False] * (len(bounded) - 1) + [True]
 
     def test_a_bound_on_the_share_finds_as_much_for_less(self, built):

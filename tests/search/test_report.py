@@ -93,3 +93,9 @@ def test_a_report_of_someone_else_is_checked(report, value):
 def test_what_is_no_report(wrong):
     with pytest.raises(amips.BundleError, match="not a report"):
         Report.from_json(wrong)
+
+
+def test_what_being_sure_costs_is_said(report):
+    assert not any("few held-out queries" in line for line in report.notes())
+    dear = replace(report.rows[3], served=1.0, served_flops=1.0)
+    assert "few held-out queries" in replace(report, rows=[*report.rows[:3], dear]).notes()[-1]

@@ -11,7 +11,7 @@ import numpy as np
 
 from amips.errors import AmipsError
 from amips.files import local
-from amips.metrics import front
+from amips.metrics import TOP, front
 from amips.search import Point
 from amips.tables import text_table
 from amips.terminal import printable
@@ -99,13 +99,15 @@ def points_table(points: Sequence[Point], n: int, d: int) -> str:
         [
             f"{p.probes}",
             f"{p.min_mass:.2g}" if p.min_mass else "",
-            *(f"{value:.3f}" for value in (p.recall1, p.recall10)),
+            "" if p.refine is None else f"{p.refine} a result" if p.refine else "every key",
+            *(f"{value:.3f}" for value in (p.recall1, p.recall10, p.recall_assured(TOP))),
             f"{p.scanned:.2%}",
             f"{p.flops / (2 * n * d):.2%}",
         ]
         for p in (points[i] for i in front(cost, recall))
     ]
-    return text_table(["probes", "min mass", "recall@1", "recall@10", "keys scanned", "FLOPs"], rows)
+    head = ["probes", "min mass", "candidates", "recall@1", "recall@10", "95 % sure", "keys scanned", "FLOPs"]
+    return text_table(head, rows)
 
 
 def print_summary(summary: Any, results: Path) -> None:

@@ -121,7 +121,7 @@ def seconds(index: Searcher, x: Floats, recall: float, objective: Objective = "t
         for part in parts:
             index.search(part, TOP, recall=recall)
         times.append(time.perf_counter() - started)
-    return float(np.median(times)) / len(x)
+    return min(times) / len(x)  # what else the machine does can only add to it
 
 
 def _cost_at(points: Sequence[Point], name: str, target: float) -> float:

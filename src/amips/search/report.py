@@ -12,6 +12,7 @@ Objective = Literal["flops", "latency", "throughput"]
 SystemName = Literal["plain IVF", "best design"]
 PLAIN: Final = "plain IVF"
 BEST: Final = "best design"
+SURE_COSTS = 1.5  # times the FLOPs at a mean recall, from which on it is said that being sure costs more
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Row:
         for name in ("latency", "throughput", "served", "served_flops"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), least=0)
+
+    @property
+    def costs_more_to_be_sure(self) -> bool:
+        """Whether the margin that makes a recall sure takes half as much again, or more."""
+        return self.served_flops is not None and self.served_flops > SURE_COSTS * self.flops
 
     def service(self) -> str:
         """What `search` serves when it is asked for this recall, for a terminal; nothing if not measured."""
@@ -149,6 +155,11 @@ class Report:
             f"{self.objective} at recall@10 {self.recall:g} on val: {PLAIN} {costs[0]}; the {BEST} {costs[1]}"
         ]
         lines += [line for row in self.rows if (line := row.service())]
+        if any(row.system == BEST and row.costs_more_to_be_sure for row in self.rows):
+            lines.append(
+                "few held-out queries: to be sure of the recall, search scans far more than the table says; "
+                "with more queries in the log it scans less"
+            )
         if not self.pays:
             lines.append("learning does not pay here: the bundle is plain IVF")
         return lines

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.blas import one_thread
 from amips.blas import threads as limit_threads
 from amips.cells import fingerprint_of
 from amips.design import Design
@@ -147,7 +148,7 @@ class Searcher:
                 Otherwise the model chooses the cells, and x scores the keys.
             rescore: with `drop_in`, fetch more and score them again with x.
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
-            threads: limit numpy and FAISS to so many.
+            threads: limit numpy and FAISS to so many; one query alone has one, unless more are asked for.
         """
         x, bad = checked_queries(x, self.d, on_bad)
         k = checked_k(k)
@@ -156,7 +157,7 @@ class Searcher:
                 "drop_in=True needs probes: recall and min_mass are for cells that a model chooses"
             )
         effort = effort_for(self, probes, recall, min_mass, k, best_effort)
-        with limit_threads(threads):
+        with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):
             scores, ids = self._drop_in(x, k, effort, rescore) if drop_in else self.search_with(x, k, effort)
         scores[bad], ids[bad] = -np.inf, -1
         return scores, self._labelled(ids)
