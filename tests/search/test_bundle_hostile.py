@@ -1,6 +1,7 @@
 """Bundles by someone who means harm, with hashes that fit; and saves and readers when the disk does."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -307,6 +308,7 @@ W = {"dtype": "F32", "shape": [8, 16], "data_offsets": [0, 512]}
         tensors({"W": {**W, "shape": [16, 8]}}, bytes(512)),
         tensors({"W": {**W, "shape": [1 << 40, 16]}}, bytes(512)),
         tensors({"W": {**W, "data_offsets": [0, 1 << 60]}}, bytes(512)),
+        tensors({"W": {**W, "data_offsets": [0, math.inf]}}, bytes(512)),
         tensors({"W": {**W, "data_offsets": [512, 0]}}, bytes(512)),
         tensors({"W": {**W, "data_offsets": [-512, 0]}}, bytes(512)),
         tensors({"W": {**W, "data_offsets": [4, 516]}}, bytes(516)),

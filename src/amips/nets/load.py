@@ -95,7 +95,7 @@ def _header(file: BinaryIO) -> tuple[dict[str, tuple[str, tuple[int, ...]]], int
         header.pop("__metadata__", None)
         shapes = {name: (str(facts["dtype"]), tuple(facts["shape"])) for name, facts in header.items()}
         ends = [int(facts["data_offsets"][1]) for facts in header.values()]
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
         raise ValueError("its header is damaged") from None
     known = {name: (TYPES.get(dtype, dtype), shape) for name, (dtype, shape) in shapes.items()}
     return known, 8 + length + max(ends, default=0)
