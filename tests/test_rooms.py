@@ -29,6 +29,7 @@ ORDER = [
         "scratch",
     ),
     *("resources", "progress", "tables"),
+    "native",
     "blas",
     "vectors",
     "rowfiles",
@@ -36,6 +37,7 @@ ORDER = [
     "lean",
     "metrics",
     "cells",
+    "graph",
     "task",
     "nets",
     "routers",
@@ -51,9 +53,9 @@ ORDER = [
     "cli",
 ]
 DOORS = ("__init__", "__main__")  # of the package itself: they open every room
-WITHOUT_LEARN = ("routers", "design", "index", "search", "backends")
+WITHOUT_LEARN = ("graph", "routers", "design", "index", "search", "backends")
 MAY_IMPORT_TORCH = ("learn", "text")
-WITHOUT_TORCH = ("nets", "routers", "design", "index", "search", "builder", "backends")
+WITHOUT_TORCH = ("graph", "nets", "routers", "design", "index", "search", "builder", "backends")
 OUTSIDE = ("paper", "benchmarks", "examples")  # of the wheel: they come in by the doors, as anyone does
 
 

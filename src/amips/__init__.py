@@ -1,7 +1,7 @@
 """amips: learned maximum-inner-product search.
 
     index = amips.fit(keys, queries, out="bundle")  # chosen on held-out queries; index.report has the gain
-    scores, ids = index.search(x, k=10)  # the recall it was fitted for; or recall=0.98, or probes=8
+    scores, ids = index.search(x, k=10)  # the recall it was fitted for; or recall=0.98
     index = amips.load("bundle")
 
 and the steps of it:

@@ -23,7 +23,7 @@ from threadpoolctl import ThreadpoolController, threadpool_info
 from amips.arguments import check_whole
 from amips.resources import address_space_limit, check_address_space
 
-__all__ = ["faiss", "one_thread", "parallel", "threads"]
+__all__ = ["faiss", "one_thread", "parallel", "threads", "threads_allowed"]
 
 Item = TypeVar("Item")
 
@@ -146,6 +146,11 @@ def threads(count: int | None) -> Iterator[None]:
             _pools.limit(limits=dict.fromkeys(_before, min(_limits)) if _limits else _before)
             with _pools.limit():  # on leaving, threadpoolctl lets other threads set limits again
                 pass
+
+
+def threads_allowed() -> int:
+    """How many threads code of its own may use: what `threads` allows the caller."""
+    return int(faiss.omp_get_max_threads())
 
 
 @contextmanager

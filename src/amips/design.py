@@ -1,6 +1,7 @@
 """A design: all that an index is made of, as one value.
 
     Design(cells=1265, router=Linear(rank=128), spill_fraction=0.5, storage="lean", dimensions=160)
+    Design.graph(dimensions=192)
 
 `amips.build` makes the index of a design, `amips.fit` searches over designs on held-out queries,
 `amips.bench` measures them, and a bundle stores the one that it was made of. Nothing else says what an index
@@ -12,19 +13,22 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from amips.arguments import check_choice, check_number, check_whole, refused
+from amips.arguments import check_choice, check_flag, check_number, check_whole, refused
 from amips.cells import STRENGTH
 from amips.errors import AmipsError
+from amips.graph import DEGREE, ENTRIES
 from amips.nets import KeyNet, Linear, MaxAffine, Recipe, SupportNet, spec_from_json, spec_to_json
 
-Structure = Literal["cells"]
-Part = Literal["cells", "router", "second cells", "store"]
+Structure = Literal["cells", "graph"]
+Part = Literal["cells", "router", "second cells", "store", "graph"]
 Storage = Literal["flat", "sq8", "pq", "lean"]
-Stop = Literal["mass", "probes"]
+GraphStorage = Literal["flat", "sq8", "lean"]
+Stop = Literal["mass", "probes", "margin"]
 RouterSpec = Linear | MaxAffine | SupportNet | KeyNet
 
 OWN = "own"  # a router that was brought along: any object with `scores(x)`
 LINEAR, RECIPE = Linear(), Recipe()  # frozen, so that designs can share them
+MOST_DEGREE = 1024
 SPILL_FRACTION = 0.5  # of the keys that get a second cell, where nothing else is known
 
 # The fields that each part of an index depends on. Second cells are where the router sends queries.
@@ -34,7 +38,8 @@ PARTS: dict[Part, tuple[str, ...]] = {
     "cells": _CELLS,
     "router": _ROUTER,
     "second cells": (*_ROUTER, "spill_fraction"),
-    "store": (*_CELLS, "storage", "dimensions", "spill_fraction"),
+    "store": (*_CELLS, "degree", "storage", "dimensions", "spill_fraction"),
+    "graph": (*_CELLS, "degree", "dimensions"),
 }
 
 
@@ -43,22 +48,24 @@ class Design:
     """All that an index is made of.
 
     Args:
-        cells: how many (FAISS calls it nlist).
+        cells: how many (FAISS calls it nlist); of a graph, how many keys a walk may begin at.
         query_aware: how strongly cells follow the queries that want their keys, see
             `amips.cells.query_aware`; 0 is plain spherical k-means, None means cells that were given, by hand
-            or by a FAISS index.
+            or by a FAISS index. Of a graph: whether edges and entry points come from the log, 1 or 0.
         router: what chooses cells: `Linear(rank=...)`, `MaxAffine(...)`, `SupportNet(...)`, `KeyNet(...)`;
             None for centroids; "own" for a router that was brought along.
         recipe: how the router is trained; None leaves a linear or max-affine router where training begins, at
             the centroids as the projected query sees them.
         stop: "mass" probes, for each query, the cells that are expected to hold enough of its top keys;
-            "probes" the same number for all.
+            "probes" the same number for all; "margin", of a graph, visits the keys whose scores are within a
+            margin of the tenth best.
         spill_fraction: of the keys, that are put into a second cell, too (see `amips.search.spill`).
         storage: "flat" keeps float32 keys; "sq8" 8 bits a value, "pq" product-quantised codes, "lean" 4 bits
             a value of a projection to `dimensions`. All but the first score candidates again with float32
             keys.
         dimensions: of lean storage.
-        structure: how keys are found; "cells" is the only one so far.
+        structure: how keys are found: in "cells" that a router chooses, or along the edges of a "graph".
+        degree: neighbours of a key in a graph; 0 for cells.
     """
 
     cells: int
@@ -70,6 +77,7 @@ class Design:
     storage: Storage = "lean"
     dimensions: int | None = None
     structure: Structure = "cells"
+    degree: int = 0
 
     def __post_init__(self) -> None:
         for name, choices in {"storage": Storage, "stop": Stop, "structure": Structure}.items():
@@ -92,8 +100,44 @@ class Design:
                 raise AmipsError("dimensions are for storage 'lean' only")
         if not isinstance(self.router, RouterSpec):  # nothing is trained
             values["recipe"] = None
+        self._check_structure()
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _check_structure(self) -> None:
+        """AmipsError if a graph has what only cells can have, or the other way round."""
+        check_whole("degree", self.degree, 0, MOST_DEGREE)
+        if self.structure == "cells":
+            if self.stop == "margin" or self.degree:
+                raise AmipsError("a margin to stop by and a degree are for structure 'graph' only")
+            return
+        check_whole("degree", self.degree, 2, MOST_DEGREE)
+        check_choice("storage", self.storage, GraphStorage)
+        if self.router is not None or self.spill_fraction or self.stop != "margin":
+            raise AmipsError(
+                "a graph has no router and no second cells, and stops by a margin: "
+                "take Design.graph(...), or router=None, spill_fraction=0, stop='margin'"
+            )
+        if self.query_aware not in (0, 1):
+            raise refused("query_aware", self.query_aware, "1 or 0 for a graph: with the log, or without")
+
+    @classmethod
+    def graph(
+        cls,
+        *,
+        degree: int = DEGREE,
+        entries: int = ENTRIES,
+        learned: bool = True,
+        storage: GraphStorage = "lean",
+        dimensions: int | None = None,
+    ) -> "Design":
+        """A graph over the keys, walked from the best of so many entries.
+
+        Args:
+            learned: whether edges and entries come from the log, or from the keys alone.
+        """
+        aware = 1.0 if check_flag("learned", learned) else 0.0
+        return cls(entries, aware, None, None, "margin", 0.0, storage, dimensions, "graph", degree)
 
     @classmethod
     def plain(cls, cells: int, storage: Storage = "flat", dimensions: int | None = None) -> "Design":
@@ -103,6 +147,8 @@ class Design:
     @property
     def learned(self) -> bool:
         """Whether anything in it comes from queries."""
+        if self.structure == "graph":
+            return bool(self.query_aware) or self.storage == "lean"
         return self != Design.plain(self.cells, self.storage, self.dimensions)
 
     def to_json(self) -> dict[str, Any]:
@@ -178,6 +224,14 @@ class Design:
 
     def describe(self) -> str:
         """All of it in one line, for people; of the router and its recipe, what is not as by default."""
+        lean = f" in {self.dimensions} dimensions" if self.dimensions is not None else ""
+        stored = f"{self.storage} storage{lean}"
+        if self.structure == "graph":
+            source = "keys and log" if self.query_aware else "keys alone"
+            begin = f"{self.cells:,} {'entry' if self.cells == 1 else 'entries'}"
+            return (
+                f"graph of degree {self.degree} from {source}; {begin}; as far as each query needs; {stored}"
+            )
         kind = "given cells" if self.query_aware is None else "plain cells"
         if self.query_aware:
             kind = f"query-aware cells (strength {self.query_aware:g})"
@@ -187,8 +241,7 @@ class Design:
         parts = [f"{self.cells:,} {kind}", self.router_name, stop]
         if self.spill_fraction:
             parts.append(f"{100 * self.spill_fraction:g}% of the keys in a second cell")
-        lean = f" in {self.dimensions} dimensions" if self.dimensions is not None else ""
-        return "; ".join([*parts, f"{self.storage} storage{lean}"])
+        return "; ".join([*parts, stored])
 
     def __repr__(self) -> str:
         return f"Design({self.describe()})"

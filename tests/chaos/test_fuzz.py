@@ -58,6 +58,8 @@ def describe(path):
 class Bundle:
     """Bundles of every storage, with and without a model, second cells and labels."""
 
+    efforts = ({"probes": 3}, {"probes": C}, {})
+
     def __init__(self, place, storage, spill, labelled):
         task = small_task(None)
         model = amips.train(task, amips.Linear(rank=4), samples=256) if spill else None
@@ -71,13 +73,25 @@ class Bundle:
     def use(self, path, rng):
         index = amips.load(path, mmap=rng.random() < 0.3, verify=rng.random() < 0.7)
         names = {-1, *range(N)} if index.labels is None else {"", *index.labels.tolist()}
-        for options in ({"probes": 3}, {"probes": C}, {}):
+        for options in self.efforts:
             scores, ids = index.search(self.x, 5, **options)
             assert set(ids.ravel().tolist()) <= names, "ids out of range"
             assert not np.isnan(scores).any(), "a score that is not a number"
         index.cost(self.x)
         repr(index)
         describe(path)
+
+
+class GraphBundle(Bundle):
+    """Bundles of graphs, with and without labels."""
+
+    efforts = ({"margin": 0.1}, {"margin": 1e9}, {"recall": 1.0}, {})
+
+    def __init__(self, place, storage, labelled):
+        options = {"dimensions": 6} if storage == "lean" else {}
+        ids = [f"key {i}" for i in range(N)] if labelled else None
+        amips.build(small_task(None), structure="graph", storage=storage, ids=ids, out=place, **options)
+        self.x = vectors(6, 2)
 
 
 class TaskKind:
@@ -195,6 +209,8 @@ def kind_of(name, place, task):
     """The object that makes a good directory at `place` and uses a damaged one."""
     if name.startswith("bundle"):
         _, storage, *more = name.split("-")
+        if "graph" in more:
+            return GraphBundle(place, storage, "ids" in more)
         return Bundle(place, storage, "spill" in more, "ids" in more)
     if name in ("run", "results"):
         return {"run": RunKind, "results": Results}[name](place, task)
@@ -315,9 +331,8 @@ def test_a_file_elsewhere_is_seen(tmp_path, name, seen):
     assert len(wrongs) == 4 or not seen
 
 
-BUNDLES = [
-    f"bundle-{kind}" for kind in ("flat", "flat-spill-ids", "sq8", "pq-spill", "lean-ids", "lean-spill")
-]
+KINDS = ("flat", "flat-spill-ids", "sq8", "pq-spill", "lean-ids", "lean-spill")
+BUNDLES = [f"bundle-{kind}" for kind in (*KINDS, "flat-graph", "sq8-graph-ids", "lean-graph")]
 
 
 @pytest.mark.slow

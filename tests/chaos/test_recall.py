@@ -17,6 +17,7 @@ from amips.search import recalls
 INDEXES = int(os.environ.get("AMIPS_CHAOS", "0")) or 8
 FRESH = 4000
 STORAGES = ("flat", "sq8", "pq", "lean")
+GRAPH_STORAGES = ("flat", "sq8", "lean")
 
 
 def vectors(rng, kind, n, d, centers):
@@ -43,7 +44,11 @@ def one_index(seed):
         index = amips.fit(keys, log, recall=target, minutes=0.03, seed=seed)
     else:
         task = amips.label(keys, log, seed=seed, query_aware=float(rng.choice([0, 1.5])))
-        options = {"dimensions": d // 2} if storage == "lean" else {}
+        options = {}
+        if seed % 4 == 0:
+            storage, options = GRAPH_STORAGES[(seed // 4 + seed // 12) % 3], {"structure": "graph"}
+        if storage == "lean":
+            options["dimensions"] = d // 2
         index = amips.build(task, None, storage=storage, recall=target, **options)
     ids = index.search(fresh, k, recall=target)[1]
     each = recalls(ids, exact.top_k(keys, fresh, k)[1], k)

@@ -364,7 +364,7 @@ def test_a_recall_chooses_the_effort(steps, run, folder):
 def test_what_is_served_is_said_on_a_terminal(steps, run, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     _, _, err = run("search bundle fresh.npy")
-    assert err == "serving recall@10 0.95, which bundle was made for; --recall or --probes for another\n"
+    assert err == "serving recall@10 0.95, which bundle was made for; --recall for another\n"
     assert run("search bundle fresh.npy --probes 2")[2] == ""
 
 

@@ -12,6 +12,7 @@ import amips
 from amips import Design, KeyNet, Linear, MaxAffine, Recipe, SupportNet
 from amips.design import checked_fraction
 
+OF_GRAPHS = ("structure", "degree")
 ROUTERS = [
     None,
     "own",
@@ -62,7 +63,7 @@ def test_what_an_index_is_made_of_is_in_one_line():
     )
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Design) if field.name != "structure"])
+@pytest.mark.parametrize("name", [field.name for field in fields(Design) if field.name not in OF_GRAPHS])
 def test_every_field_counts(name):
     """Two designs that differ in anything differ in repr, JSON and fingerprint."""
     design = Design(100, router=Linear(rank=16), dimensions=32)
@@ -174,3 +175,46 @@ def test_fractions(wrong):
     assert checked_fraction(0.5) == 0.5
     with pytest.raises(amips.AmipsError, match="expected a fraction"):
         checked_fraction(wrong)
+
+
+class TestGraph:
+    def test_json_one_line_and_fields_that_count(self):
+        design = Design.graph(dimensions=192)
+        assert Design.from_json(json.loads(json.dumps(design.to_json()))) == design
+        assert repr(design) == (
+            "Design(graph of degree 32 from keys and log; 64 entries; as far as each query needs; "
+            "lean storage in 192 dimensions)"
+        )
+        others = [
+            Design.graph(dimensions=160),
+            Design.graph(degree=64, dimensions=192),
+            Design.graph(entries=65, dimensions=192),
+            Design.graph(learned=False, dimensions=192),
+            Design.graph(storage="sq8"),
+        ]
+        assert len({repr(one) for one in [design, *others]}) == 6
+        assert len({one.fingerprint() for one in [design, *others]}) == 6
+
+    def test_learned_is_what_comes_from_queries(self):
+        assert Design.graph().learned
+        assert Design.graph(learned=False).learned  # the projection of lean storage
+        assert not Design.graph(learned=False, storage="flat").learned
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"router": Linear()}, "a graph has no router"),
+            ({"spill_fraction": 0.5}, "no second cells"),
+            ({"stop": "mass"}, "stops by a margin"),
+            ({"storage": "pq", "dimensions": None}, "storage="),
+            ({"degree": 0}, "degree=0"),
+            ({"degree": 5000}, "degree=5000"),
+            ({"query_aware": 1.5}, "query_aware=1.5: expected 1 or 0 for a graph"),
+            ({"structure": "cells"}, "are for structure 'graph' only"),
+        ],
+    )
+    def test_what_does_not_fit_together_is_refused(self, change, words):
+        with pytest.raises(amips.AmipsError) as caught:
+            replace(Design.graph(dimensions=8), **change)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)

@@ -137,9 +137,8 @@ def test_fewer_flops_than_plain_ivf(tmp_path):
 def test_fewer_flops_than_plain_ivf_with_all_there_is(tmp_path):
     keys, queries = generate(20_000, 22_000, 64)
     options = {"minutes": 0.5, "counts": (283, 566, 1131)}
-    gain, had, index = gain_on_fresh(keys, queries[:20_000], queries[20_000:], tmp_path / "b", **options)
+    gain, had, _ = gain_on_fresh(keys, queries[:20_000], queries[20_000:], tmp_path / "b", **options)
     assert had > 0.935
-    assert index.model is not None
     assert gain > 1.35, gain
 
 

@@ -9,7 +9,7 @@ import pytest
 import amips
 from amips import AmipsError, VectorError, lean
 from amips.builder import Builder, fewest_dimensions
-from amips.builder.builder import LEAN_FRACTIONS
+from amips.builder.reduced import LEAN_FRACTIONS
 from amips.index import FaissCellStore
 from amips.vectors import open_vectors
 from amips.vectors import vectors as table

@@ -20,7 +20,7 @@ def routing():
     scores = rng.standard_normal((M, C)).astype(np.float32)
     chances = np.exp(scores / 0.5) / np.exp(scores / 0.5).sum(axis=1, keepdims=True)
     wanted = np.stack([rng.choice(C, K, p=p / p.sum()) for p in chances.astype(np.float64)])
-    return RoutingEstimate(scores, wanted, rng.integers(0, 50, C), known_temperature=0.5)
+    return RoutingEstimate(scores, wanted, rng.integers(K, 50, C), known_temperature=0.5)
 
 
 def slowly(routing, chosen):
@@ -61,14 +61,33 @@ class TestByHand:
         assert every.hits.all()
         assert every.scanned.tolist() == [routing.sizes.sum()] * M
 
+    @pytest.mark.parametrize("second", [False, True])
+    def test_small_cells_are_not_enough(self, routing, second):
+        """The best cells follow until they hold as many keys as are asked for, twice where some are twice."""
+        sizes = np.random.default_rng(1).integers(0, 7, C)
+        none = np.full(routing.top_cells.shape, -1) if second else None
+        small = replace(routing, sizes=sizes, second=none)
+        needed = 2 * K if second else K
+        chosen = []
+        for row, cells in zip(routing.scores, chosen_by_mass(routing, 0.2, 0.5), strict=True):
+            best = np.argsort(-row, kind="stable").tolist()
+            while sum(int(sizes[cell]) for cell in cells) < needed:
+                cells.add(next(cell for cell in best if cell not in cells))
+            chosen.append(cells)
+        agrees(small.at_mass(0.2), slowly(small, chosen))
+        assert (small.at_mass(0.2).scanned >= needed).all()
+
     def test_cells_that_tie(self):
         """The first of the best is probed in any case, the others only if they hold enough."""
         tied = RoutingEstimate(
-            np.zeros((1, 4), np.float32), np.array([[0, 3]]), np.array([5, 6, 7, 8]), known_temperature=1.0
+            np.zeros((1, 4), np.float32),
+            np.array([[0, 3]]),
+            np.array([50, 60, 70, 80]),
+            known_temperature=1.0,
         )
-        agrees(tied.at_mass(0.3), ([[True, False]], [1], [5]))
-        agrees(tied.at_mass(0.25), ([[True, True]], [4], [26]))
-        agrees(tied.at_probes(2), ([[True, False]], [2], [11]))
+        agrees(tied.at_mass(0.3), ([[True, False]], [1], [50]))
+        agrees(tied.at_mass(0.25), ([[True, True]], [4], [260]))
+        agrees(tied.at_probes(2), ([[True, False]], [2], [110]))
         assert tied.min_mass_for(0.5) == 1
         assert tied.min_mass_for(0.9) == 0.25
 

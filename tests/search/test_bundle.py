@@ -485,7 +485,10 @@ def test_killed_at_any_moment_the_bundle_is_whole(task, world, tmp_path):
     b = plain_build(task, None, out=tmp_path / "b", storage="sq8")
     expected = {True: a.search(x, probes=8), False: b.search(x, probes=8)}
     out, ready = tmp_path / "out", tmp_path / "ready"
-    amips.search.save(a, out)
+    began = time.monotonic()
+    for bundle in (a, b, a):
+        amips.search.save(bundle, out)
+    long = time.monotonic() - began  # of a busy machine, too, enough for both to be written
     rng = random.Random(0)
     seen, left_over = set(), 0
     end = time.monotonic() + 60
@@ -495,7 +498,7 @@ def test_killed_at_any_moment_the_bundle_is_whole(task, world, tmp_path):
         while not ready.exists():
             assert process.poll() is None
             time.sleep(0.002)
-        time.sleep(0.06 * rng.random())
+        time.sleep(2 * long * rng.random())
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         ready.unlink()

@@ -55,6 +55,9 @@ def test_what_the_index_is_made_of(report):
         other = replace(report, **change)
         assert (other.pays, other.design) == (False, PLAIN)
         assert other.notes()[-1] == "learning does not pay here: the bundle is plain IVF"
+    wanted = replace(report, cost=0.21, wanted=True)  # a graph that was asked for stays
+    assert (wanted.pays, wanted.design) == (False, BEST)
+    assert "because a graph was asked for" in wanted.notes()[-1]
     assert replace(report, baseline_cost=None).pays
     assert "plain IVF does not reach it" in replace(report, baseline_cost=None).notes()[0]
     assert "us a query" in replace(report, objective="latency").notes()[0]
@@ -77,7 +80,7 @@ def test_a_report_of_someone_else_is_checked(report, value):
     for *path, last in places:
         if (value is None and last in none) or (value in ([], {}) and last in empty):
             continue
-        if value is True and last == "measured":
+        if value is True and last in ("measured", "wanted"):
             continue
         wrong = json.loads(json.dumps(right))
         inner = wrong

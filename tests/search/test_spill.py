@@ -126,7 +126,7 @@ class TestExpected:
 
     def test_by_hand(self):
         scores = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
-        seen = RoutingEstimate(scores, np.array([[2, 3]]), np.full(4, 5), 1.0, np.array([[1, -1]]))
+        seen = RoutingEstimate(scores, np.array([[2, 3]]), np.full(4, 50), 1.0, np.array([[1, -1]]))
         np.testing.assert_array_equal(seen.at_probes(1).hits, [[False, False]])
         np.testing.assert_array_equal(seen.at_probes(2).hits, [[True, False]])
         assert seen.probes_for(0.5) == 2

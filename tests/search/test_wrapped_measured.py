@@ -360,3 +360,15 @@ def test_how_to_measure_without_a_task_is_refused(kinds, option):
     with pytest.raises(amips.AmipsError, match="nothing to measure on: give a task") as caught:
         amips.wrap(kinds("IDMap"), None, **option)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bound_on_the_mass_looks_where_it_was_measured(world, kinds, tasks, models):
+    """In cells that hold ten keys at least, whatever k is."""
+    wrapped = amips.wrap(kinds("IDMap"), models["IDMap"], task=tasks["IDMap"])
+    x = world[1][4000:4080]
+    sharp = replace(wrapped, temperature=1e-6)  # the best cell has all of the mass
+    assert (wrapped.parts.sizes < 30).any()
+    for k in (1, 30):
+        cost = sharp.cost(x, k, min_mass=0.9)
+        assert (cost.scanned >= max(k, 10)).all()
+        assert (sharp.search(x, k, min_mass=0.9)[1] >= 0).all()

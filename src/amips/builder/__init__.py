@@ -1,6 +1,8 @@
 """The one place that makes indexes: cells, router and index of a design, from a task."""
 
-from amips.builder.builder import Builder, at_start, fewest_dimensions
+from amips.builder.builder import Builder, at_start
 from amips.builder.building import build, default_design
+from amips.builder.graphs import graph_searcher
+from amips.builder.reduced import fewest_dimensions
 
-__all__ = ["Builder", "at_start", "build", "default_design", "fewest_dimensions"]
+__all__ = ["Builder", "at_start", "build", "default_design", "fewest_dimensions", "graph_searcher"]

@@ -7,10 +7,8 @@ directory/
   index-<fingerprint>/        a bundle
 """
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,21 +17,25 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from amips import exact
+from amips.builder.graphs import graph_searcher, resolved_graph
+from amips.builder.kept_files import cached, read_arrays
+from amips.builder.reduced import fewest_dimensions
 from amips.cells import ITERATIONS, POINTS_PER_CELL, Cells, fingerprint_of, make_cells
 from amips.design import OWN, Design, RouterSpec
 from amips.errors import AmipsError, BundleError, RunError, TrainingInterrupted
 from amips.extras import needs_extra
-from amips.files import local, write_atomically
-from amips.index import REFINE, FaissCellStore, check_enough_keys
-from amips.lean import STEP, Projection, learn_projection, reduced_dimension
-from amips.metrics import TARGET_RECALL, TOP
+from amips.files import local
+from amips.index import FaissCellStore, check_enough_keys, check_graph_size
+from amips.lean import Projection, learn_projection
+from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES, Linear, MaxAffine, Model, initial_model
 from amips.routers import check_fits, router_for
 from amips.scratch import Scratch
 from amips.search import (
+    Index,
     Searcher,
     calibrated,
+    calibrated_graph,
     estimate_routing,
     load,
     save,
@@ -42,16 +44,6 @@ from amips.search import (
 from amips.task import Task
 
 Value = TypeVar("Value")
-
-LEAN_FRACTIONS = (
-    0.25,
-    1 / 3,
-    0.4,
-    0.5,
-    0.6,
-)  # of the dimensions, of lean storage: the smallest that will do,
-LEAN_RECALL = 0.99  # ... which is: so many of the true top keys are among the candidates
-LEAN_SAMPLE = 200  # queries this is looked up for
 
 
 class Builder:
@@ -88,13 +80,15 @@ class Builder:
         self.directory.mkdir(parents=True, exist_ok=True)
         # What is kept belongs to this task and these settings: another builder may use the same directory.
         inputs = [task.fingerprint, task.options, seed, iterations, points]
-        self._inputs = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
+        self.inputs = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
         self._projection: Projection | None = None
         self._store: tuple[str, FaissCellStore] | None = None  # one: an index is what takes memory
         self._dimensions: list[int | None] = []
 
     def resolved(self, design: Design) -> Design:
         """The design with every number known: the rank of its router, the dimensions of lean storage."""
+        if design.structure == "graph":
+            return resolved_graph(self, design)
         if design.storage == "lean" and design.dimensions is None:
             return design.resolved(self.task.d, self.lean_dimensions() or self.task.d)
         return design.resolved(self.task.d)
@@ -108,6 +102,8 @@ class Builder:
     def check(self, design: Design) -> None:
         """AmipsError if a design cannot be made of this task."""
         n, d = self.task.n, self.task.d
+        if design.structure == "graph":
+            check_graph_size(n, design.dimensions)
         if design.cells > n:
             raise AmipsError(f"cells={design.cells}: there are only {n:,} keys")
         rank = design.router.rank_for(d) if isinstance(design.router, Linear | MaxAffine) else 0
@@ -122,7 +118,7 @@ class Builder:
         own = (self.task.c, self.task.query_aware)
         if design.query_aware is None or (design.cells, design.query_aware) == own:
             return self.task.cells
-        name = f"cells-{design.part('cells')}-{self._inputs}.npz"
+        name = f"cells-{design.part('cells')}-{self.inputs}.npz"
         strength = design.query_aware
 
         def partition() -> Cells:
@@ -139,7 +135,7 @@ class Builder:
 
         n, d = self.task.n, self.task.d
         read = partial(_read_cells, n=n, c=design.cells, d=d)
-        return _cached(self.directory / name, partition, _write_cells, read)
+        return cached(self.directory / name, partition, _write_cells, read)
 
     def task_of(self, design: Design) -> Task:
         """The task with the cells of the design."""
@@ -175,7 +171,7 @@ class Builder:
 
     def run_directory(self, design: Design) -> Path:
         """Where the training run of a design's router is kept."""
-        name = f"run-{self.resolved(design).part('router')}-{self._inputs}-{self.minutes:g}"
+        name = f"run-{self.resolved(design).part('router')}-{self.inputs}-{self.minutes:g}"
         return self.directory / name
 
     def projection(self, r: int) -> Projection:
@@ -196,10 +192,10 @@ class Builder:
 
         if not isinstance(model, Model | None):
             return make()
-        parts = (self.resolved(design).part("second cells"), self._inputs, _identity(model))
+        parts = (self.resolved(design).part("second cells"), self.inputs, _identity(model))
         name = f"second-{'-'.join(parts)}-{self.recall:g}.npz"
         read = partial(_read_second, n=task.n, c=task.c)
-        return _cached(self.directory / name, make, _write_second, read)
+        return cached(self.directory / name, make, _write_second, read)
 
     def store(self, design: Design, model: Any, second: NDArray[np.int32] | None = None) -> FaissCellStore:
         """The keys of a design by cell. The last one made is held: several ways to route it may follow."""
@@ -231,6 +227,8 @@ class Builder:
         """
         design = self.resolved(design)
         self.check(design)
+        if design.structure == "graph":
+            raise AmipsError("a graph has no cells to route: take `Builder.index`, or `graph_searcher`")
         model = self.model(design) if isinstance(model, str) else model
         cells = self.cells(design)
         router_for(model, cells.centroids)  # refuses a model of another shape before there is an index
@@ -241,10 +239,11 @@ class Builder:
         searcher = Searcher(store, model, fingerprint=self.task.fingerprint, design=design)
         return replace(searcher, temperature=estimate_routing(searcher, self.task.val).temperature)
 
-    def index(self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None) -> Searcher:
+    def index(self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None) -> Index:
         """The index of a design, measured on the val queries; kept as a bundle if the builder made it all."""
         design = self.resolved(design)
-        name = f"index-{design.fingerprint()}-{self._inputs}-{self.minutes:g}-{self.recall:g}"
+        self.check(design)
+        name = f"index-{design.fingerprint()}-{self.inputs}-{self.minutes:g}-{self.recall:g}"
         bundle = self.directory / name
         own = isinstance(model, str) and second is None
         if own and (bundle / "manifest.json").exists():
@@ -252,25 +251,14 @@ class Builder:
                 return load(bundle)
             except BundleError as problem:
                 raise BundleError(f"{problem}; delete {bundle}") from None
-        index = calibrated(self.searcher(design, model, second=second), self.task.val, self.recall)
+        index: Index
+        if design.structure == "graph":
+            index = calibrated_graph(graph_searcher(self, design), self.task.val, self.recall)
+        else:
+            index = calibrated(self.searcher(design, model, second=second), self.task.val, self.recall)
         if own:
             save(index, bundle)
         return index
-
-
-def fewest_dimensions(task: Task, projection: Callable[[int], Projection]) -> int | None:
-    """The fewest dimensions whose candidates hold nearly all of the true top keys; None if none are few."""
-    if task.n <= REFINE * TOP or task.d <= STEP:
-        return None  # every key is a candidate, or nothing is saved
-    x, top = np.asarray(task.val.queries[:LEAN_SAMPLE]), np.asarray(task.val.top_ids[:LEAN_SAMPLE, :TOP])
-    for r in dict.fromkeys(reduced_dimension(task.d, fraction) for fraction in LEAN_FRACTIONS):
-        if r >= task.d:
-            return None
-        reduced = projection(r)
-        candidates = exact.top_k(reduced.of_keys(task.key_vectors), x @ reduced.queries.T, REFINE * TOP)[1]
-        if (top[:, :, None] == candidates[:, None, :]).any(axis=2).mean() >= LEAN_RECALL:
-            return r
-    return None
 
 
 def at_start(model: Any) -> bool:
@@ -283,27 +271,13 @@ def _identity(model: Any) -> str:
     return "centroids" if model is None else model.fingerprint if isinstance(model, Model) else str(id(model))
 
 
-def _cached(
-    path: Path, make: Callable[[], Value], write: Callable[[Any, Value], None], read: Callable[[Path], Value]
-) -> Value:
-    """What is in the file, or what `make` gives, written there; a damaged file is made again.
-
-    Files are npz archives: each array in one has a checksum, that numpy compares.
-    """
-    with contextlib.suppress(Exception):  # a damaged file makes numpy raise nearly anything
-        return read(path)
-    value = make()
-    write_atomically(path, lambda file: write(file, value))
-    return value
-
-
 def _write_cells(file: Any, cells: Cells) -> None:
     np.savez(file, assignment=cells.assignment, centroids=cells.centroids)
 
 
 def _read_cells(path: Path, n: int, c: int, d: int) -> Cells:
     """The partition; an error unless every cell number is one of a centroid."""
-    arrays = _read_arrays(path)
+    arrays = read_arrays(path)
     assignment, centroids = arrays["assignment"].astype(np.int32), arrays["centroids"].astype(np.float32)
     if assignment.shape != (n,) or centroids.shape != (c, d) or not np.isfinite(centroids).all():
         raise RunError(f"{path} is damaged")
@@ -316,16 +290,11 @@ def _write_second(file: Any, second: NDArray[np.int32] | None) -> None:
 
 
 def _read_second(path: Path, n: int, c: int) -> NDArray[np.int32] | None:
-    second = _read_arrays(path)["second"].astype(np.int32)
+    second = read_arrays(path)["second"].astype(np.int32)
     if second.shape not in ((0,), (n,)):
         raise RunError(f"{path} is damaged")
     _check_range(second, -1, c, path)
     return second if len(second) else None
-
-
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    with path.open("rb") as file, np.load(file) as arrays:  # numpy leaves a file that it cannot read open
-        return {name: arrays[name] for name in arrays.files}
 
 
 def _check_range(numbers: NDArray[np.int32], low: int, high: int, path: Path) -> None:

@@ -1,17 +1,18 @@
 """`build`: from a task and a model, or a design, to an index with measured operating points."""
 
+import warnings
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from amips.arguments import check_flag, check_number, check_recall, check_seed, refused
+from amips.arguments import check_choice, check_flag, check_number, check_recall, check_seed, refused
 from amips.builder.builder import Builder
-from amips.design import OWN, SPILL_FRACTION, Design, Storage
+from amips.design import OWN, SPILL_FRACTION, Design, Storage, Structure
 from amips.errors import AmipsError, RunError
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES, Model, Recipe, is_unfinished_run, load_model, spec_of
 from amips.resources import plain_resource_errors
-from amips.search import Searcher, check_bundle_place, check_labels, checked_second, save
+from amips.search import Index, check_bundle_place, check_labels, checked_second, save
 from amips.task import Task, load_task
 
 
@@ -27,12 +28,13 @@ def build(
     spill_fraction: float | None = None,
     second_cells: Any = None,
     stop: str | None = None,
+    structure: Structure = "cells",
     recall: float = TARGET_RECALL,
     ids: Any = None,
     minutes: float = DEFAULT_MINUTES,
     seed: int = 0,
     progress: bool = False,
-) -> Searcher:
+) -> Index:
     """Put the keys of a task into an index that a model routes, and measure it on the val queries.
 
     Without options it makes what `amips.fit` usually chooses: lean storage, half of the keys in a second
@@ -48,6 +50,8 @@ def build(
         spill_fraction: of the keys that are put into a second cell, too; a half if None.
         second_cells: the second cell of each key [n], -1 for none, if you have your own.
         stop: "mass" or "probes", see `Design`; "mass" if None.
+        structure: "cells", or "graph": edges from the keys and from the queries of the task, walked by codes
+            of the storage, and no model. See `Design.graph`.
         recall: the recall@10 that `search` serves if it is asked for nothing else.
         ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
         minutes: of training a design's router, at most.
@@ -59,13 +63,35 @@ def build(
     progress = check_flag("progress", progress)
     if design is not None and not isinstance(design, Design):
         raise refused("design", design, "a Design")
+    graph = check_choice("structure", structure, Structure) == "graph"
     task = load_task(task)
     model = _opened(model)
     labels = None if ids is None else check_labels(ids, task.n)
     second = None if second_cells is None else checked_second(second_cells, task.cells)
+    if task.shares_sources:
+        warnings.warn(
+            "held-out rows of this task have relatives in train: the recall that is measured on them is that "
+            "of queries that come again, not of new ones",
+            stacklevel=2,
+        )
     options = {"storage": storage, "dimensions": dimensions, "spill_fraction": spill_fraction, "stop": stop}
     builder = Builder(task, minutes=minutes, recall=recall, seed=seed, progress=progress)
-    if design is not None:
+    if graph and design is None:
+        of_cells = {
+            "model": model,
+            "spill_fraction": spill_fraction,
+            "second_cells": second_cells,
+            "stop": stop,
+        }
+        if wrong := [name for name, value in of_cells.items() if value is not None]:
+            raise AmipsError(f"{wrong[0]}: a graph has none; leave it out, or take structure='cells'")
+        shape: dict[str, Any] = {"storage": storage, "dimensions": dimensions}
+        design = Design.graph(**{name: value for name, value in shape.items() if value is not None})
+    elif design is not None:
+        if graph and design.structure != "graph":
+            raise AmipsError("structure is part of the design: give one of the two")
+        if design.structure == "graph" and (model is not None or second_cells is not None):
+            raise AmipsError("the design is a graph, which has no model and no second_cells: leave them out")
         if wrong := [name for name, value in options.items() if value is not None]:
             raise AmipsError(f"{wrong[0]} is part of the design: give one of the two")
         if model is None and design.router is not None:

@@ -22,7 +22,7 @@ from amips.cli.options import (
 from amips.files import read_json
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES
-from amips.search import Searcher, measure
+from amips.search import GraphSearcher, Searcher, measure
 from amips.tables import text_table
 from amips.task import Task, load_task
 from amips.terminal import one_line
@@ -44,6 +44,9 @@ from amips.vectors import inspect, open_vectors
     "--spill-fraction", type=float, help="Fraction of the keys that get a second cell.  [default: 0.5]"
 )
 @click.option("--stop", type=click.Choice(["mass", "probes"]), help="When to stop probing.  [default: mass]")
+@click.option(
+    "--structure", type=click.Choice(["cells", "graph"]), default="cells", help="How keys are found."
+)
 @click.option("--recall", default=TARGET_RECALL, help="The recall@10 that a search serves by default.")
 @click.option("--minutes", default=DEFAULT_MINUTES, help="Training time of a design's router, at most.")
 @click.option("--ids", help=IDS_HELP)
@@ -79,7 +82,7 @@ def build(
     echo("on val queries, keys and FLOPs as shares of a full scan:\n")
     echo(points_table(index.points, index.n, index.d))
     echo(f"\na search serves recall@10 {index.target_recall:g} unless it is told otherwise")
-    if run is not None:
+    if run is not None and isinstance(index, Searcher):
         _compare_with_centroids(index, opened)
 
 
@@ -107,6 +110,7 @@ def _compare_with_centroids(index: Searcher, task: Task) -> None:
 @click.option("--recall", type=float, help="The recall@10 to serve.  [default: what BUNDLE was made for]")
 @click.option("--probes", type=int, help="Cells to scan for every query, instead (FAISS: nprobe).")
 @click.option("--min-mass", type=float, help="Share of its top keys that a query's cells must hold, instead.")
+@click.option("--margin", type=float, help="Of a graph: how far below the tenth best key to go on, instead.")
 @click.option(
     "--best-effort", is_flag=True, help="The highest recall that can be had, where --recall cannot."
 )
@@ -142,13 +146,15 @@ def search(
     if x.d != searcher.d:
         raise amips.VectorError(f"{x.name} has dimension {x.d}, {bundle} needs {searcher.d}")
     options = {name: value for name, value in options.items() if value is not None}
+    if "margin" in options and not isinstance(searcher, GraphSearcher):
+        raise amips.AmipsError(f"--margin is of a graph; {bundle} has cells: give --recall or --probes")
     if (
         sys.stderr.isatty()
-        and not options.keys() & {"recall", "probes", "min_mass"}
+        and not options.keys() & {"recall", "probes", "min_mass", "margin"}
         and searcher.target_recall
     ):
         served = f"serving recall@10 {searcher.target_recall:g}, which {bundle} was made for"
-        echo(f"{served}; --recall or --probes for another", err=True)
+        echo(f"{served}; --recall for another", err=True)
     if skip_bad:
         options["on_bad"] = "skip"
     else:
@@ -196,7 +202,8 @@ def ask(
         body = " ".join(hit.text.text.split())
         echo(f"{place}. {hit.score:.3f}  {one_line(hit.text.title or hit.text.id)}")
         echo(f"   {body[:200]}{'...' if len(body) > 200 else ''}")
-    echo(f"\n{answer.scanned:,} of {answer.n:,} keys scanned, {answer.probes} probes")
+    where = "keys visited" if isinstance(asker.index, GraphSearcher) else "probes"
+    echo(f"\n{answer.scanned:,} of {answer.n:,} keys scanned, {answer.probes} {where}")
     if compare:
         efforts = asker.compare(question, k)
         rows = [[e.router, f"{e.probes}", f"{e.scanned:,}", f"{e.scanned / answer.n:.2%}"] for e in efforts]

@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 import amips
+from amips import native
 from amips.arguments import check_recall, check_whole
 from amips.cli.options import TRUSTED_HELP, cli, echo, path, points_table, print_summary
 from amips.files import manifest_kinds
 from amips.nets import DESCRIPTION, load_model
-from amips.search import Point, Searcher, read_bundle
+from amips.search import Index, Point, Searcher, read_bundle
 from amips.signing import Trusted
 from amips.task import SPLITS, TaskStore, load_task
 from amips.terminal import one_line
@@ -60,7 +61,7 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
         if design:
             raise amips.AmipsError(f"{path} routes a FAISS index of your own: it has no design")
         return _wrapped(path, manifest)
-    index: Searcher = amips.load(path, verify=False, mmap=True, trusted=trusted)
+    index: Index = amips.load(path, verify=False, mmap=True, trusted=trusted)
     if design:
         if index.design is None:
             raise amips.AmipsError(f"{path} was put together by hand: it has no design")
@@ -72,7 +73,11 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
         facts.append(("serves recall@10", f"{index.target_recall:g}"))
     if index.spilled:
         facts.append(("keys in a second cell", f"{index.spilled:,}"))
-    facts += [("routing FLOPs", f"{index.router.flops:,}"), ("keys SHA-256", index.fingerprint[:16])]
+    if isinstance(index, Searcher):
+        facts.append(("routing FLOPs", f"{index.router.flops:,}"))
+    else:
+        facts.append(("walked by", "compiled code" if native.compiled is not None else "numpy"))
+    facts.append(("keys SHA-256", index.fingerprint[:16]))
     _print_facts("bundle", path, facts)
     if index.report is not None:
         echo(f"\n{index.report}")
@@ -80,7 +85,9 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
     return None
 
 
-def _words(index: Searcher) -> str:
+def _words(index: Index) -> str:
+    if not isinstance(index, Searcher):
+        return f"a graph of {index.c:,} entries; {index.store.storage} storage"
     return f"{index.c:,} cells; routed by {index.router.name}; {index.store.storage} storage"
 
 
@@ -113,6 +120,7 @@ def _task(path: Path) -> None:
     facts += [("imbalance", f"{task.cells.imbalance:.2f}")]
     facts += [("unit norm", "yes" if task.facts["unit_norm"] else "no")]
     facts += [(f"{split} queries", f"{len(getattr(task, split)):,}") for split in SPLITS]
+    facts += [("split by", "rows: held-out ones have relatives in train")] if task.shares_sources else []
     facts += [("top keys a query", f"{task.train.top_ids.shape[1]}")]
     facts += [("targets of each cell", "yes" if task.has_cell_targets else "no")]
     _print_facts("task", path, [*facts, ("keys SHA-256", task.fingerprint[:16])])

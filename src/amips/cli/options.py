@@ -95,10 +95,11 @@ def plain_warnings() -> Iterator[None]:
 def points_table(points: Sequence[Point], n: int, d: int) -> str:
     """Operating points of n keys, from cheap to dear: those whose recall@10 no cheaper one has."""
     cost, recall = (np.array([getattr(point, name) for point in points]) for name in ("flops", "recall10"))
+    graph = any(p.margin for p in points)
     rows = [
         [
             f"{p.probes}",
-            f"{p.min_mass:.2g}" if p.min_mass else "",
+            f"{p.margin:.3g}" if p.margin else f"{p.min_mass:.2g}" if p.min_mass else "",
             "" if p.refine is None else f"{p.refine} a result" if p.refine else "every key",
             *(f"{value:.3f}" for value in (p.recall1, p.recall10, p.recall_assured(TOP))),
             f"{p.scanned:.2%}",
@@ -106,7 +107,8 @@ def points_table(points: Sequence[Point], n: int, d: int) -> str:
         ]
         for p in (points[i] for i in front(cost, recall))
     ]
-    head = ["probes", "min mass", "candidates", "recall@1", "recall@10", "95 % sure", "keys scanned", "FLOPs"]
+    effort = ["visited", "margin"] if graph else ["probes", "min mass"]
+    head = [*effort, "candidates", "recall@1", "recall@10", "95 % sure", "keys scanned", "FLOPs"]
     return text_table(head, rows)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from amips.arguments import check_choice, check_flag, check_number, check_recall, check_seed, check_whole
-from amips.design import Storage, checked_fraction
+from amips.design import GraphStorage, Storage, Structure, checked_fraction
 from amips.errors import AmipsError, VectorError
 from amips.extras import needs_extra
 from amips.files import remove_partials
@@ -20,7 +20,7 @@ from amips.locks import locked
 from amips.metrics import TARGET_RECALL
 from amips.resources import plain_resource_errors
 from amips.scratch import Scratch
-from amips.search import Objective, Searcher, check_bundle_place, check_labels, save
+from amips.search import Index, Objective, check_bundle_place, check_labels, save
 from amips.vectors import inspect, open_vectors
 
 LOCK = ".lock"
@@ -38,17 +38,18 @@ def fit(
     objective: Objective = "flops",
     storage: Storage | None = None,
     spill_fraction: float | None = None,
+    structure: Structure | None = None,
     ids: Any = None,
     seed: int = 0,
     quiet: bool = False,
-) -> Searcher:
+) -> Index:
     """From keys and queries to an index that is cheaper to search than plain IVF, in about the minutes given.
 
     Labels the queries; searches over designs (numbers of cells, plain and query-aware; the router trained or
-    not; second cells; float32 or lean storage) by their cost on held-out queries; builds the best and keeps
-    the cheapest. What was gained over plain IVF is measured on other queries, printed, and kept as
-    `index.report`. If nothing was, the index is plain IVF. `index.search(x)` then serves the recall asked for
-    here.
+    not; second cells; float32 or lean storage; and, from some thousand keys on, a graph) by their cost on
+    held-out queries; builds the best and keeps the cheapest. What was gained over plain IVF is measured on
+    other queries, printed, and kept as `index.report`. If nothing was, the index is plain IVF.
+    `index.search(x)` then serves the recall asked for here.
 
     Work in progress is kept in `OUT.work`, reused when the same call is made again and removed at its end;
     what a call left there that is not made again may be deleted.
@@ -64,6 +65,8 @@ def fit(
         storage: "flat", "sq8", "pq" or "lean"; the cheaper of "flat" and "lean" when not given.
         spill_fraction: of the keys, that are put into a second cell, too; what pays when not given, 0 for
             none.
+        structure: "cells" or "graph"; the cheaper of both when not given. `cells`, `spill_fraction` and
+            storage "pq" are of cells only.
         ids: what to return for each key instead of 0..n-1.
         quiet: print nothing.
     """
@@ -74,8 +77,10 @@ def fit(
         check_choice("objective", objective, Objective),
         None if storage is None else check_choice("storage", storage, Storage),
         None if spill_fraction is None else checked_fraction(spill_fraction),
+        None if structure is None else check_choice("structure", structure, Structure),
         check_seed(seed),
     )
+    settings = _with_structure(settings)
     quiet = check_flag("quiet", quiet)
     if out is not None:
         check_bundle_place(out)  # before the work, not after it
@@ -105,6 +110,20 @@ def fit(
         fitting.remove()
         fitting.say(f"saved {out}")
     return index
+
+
+def _with_structure(settings: Settings) -> Settings:
+    """The settings, with the structure that other options imply; AmipsError if one is of the other."""
+    of_cells = {"cells": settings.cells, "spill_fraction": settings.spill_fraction}
+    names = [name for name, value in of_cells.items() if value is not None]
+    if settings.storage is not None and settings.storage not in get_args(GraphStorage):
+        names.append("storage")
+    if not names:
+        return settings
+    if settings.structure == "graph":
+        value = getattr(settings, names[0])
+        raise AmipsError(f"{names[0]}={value}: a graph cannot have that; leave it out, or take cells")
+    return replace(settings, structure="cells")
 
 
 @contextmanager

@@ -5,6 +5,7 @@
     the best three of these, trained                      ... the better of trained and untrained counts
     the best three of these, with second cells            ... with the best fraction, or none
     the best three of these, built                        measured cost on val: FLOPs or time
+    a graph, where there are some thousand keys           ... the same
 
 At every step cells, router, second cells and storage are judged together. Everything is chosen on the val
 queries; the test queries are looked at once, to say what was gained.
@@ -17,22 +18,28 @@ from pathlib import Path
 
 import numpy as np
 
-from amips import exact
+from amips import exact, native
 from amips.builder import Builder, at_start
 from amips.cells import POINTS_PER_CELL
-from amips.design import Design
+from amips.design import OWN, Design
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, remove_directory, write_json
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
 from amips.fitting.reporting import TIMED, compare, finite, reaches, seconds
 from amips.fitting.settings import Settings
+from amips.graph import EXACT_KEYS, LOG_DEPTH, PROBES
+from amips.lean import STEP
 from amips.metrics import TOP
-from amips.search import Searcher, Trial, cost_in_words, point_for
+from amips.search import GraphSearcher, Index, Searcher, Trial, cost_in_words, point_for
 from amips.task import HELD_OUT, Task, label
 from amips.vectors import Vectors, open_vectors
 
 # Fractions of the time given; the rest is for building and measuring.
 LABEL_TIME, PARTITION_TIME, TRAIN_TIME, SPILL_TIME = 0.4, 0.25, 0.2, 0.1
+GRAPH_TIME = 0.4  # that a graph may take, as far as that is known beforehand
+CELLS_TIME = 0.6  # of what cells would have, where a graph is tried, too
+GRAPH_FROM = 5_000  # keys: with fewer, a graph has little to gain
+ENTRIES = (64, 256, 1024)  # keys that a walk may begin at: more only where fewer do not reach the recall
 PILOT = 2048  # queries labelled to see how long that takes
 LEAST = 100  # queries, however short the time
 FEW = 1000  # queries: with fewer, what is chosen and reported rests on too few to be sure of
@@ -49,6 +56,7 @@ class Fitting:
     def __init__(self, work: Path, settings: Settings, quiet: bool) -> None:
         self.work, self.settings, self.quiet = work, settings, quiet
         self.seconds = 60 * settings.minutes
+        self.cells_time = 1.0  # fraction of the time that cells may have
         self.rate = 0.0  # FLOPs a second, of labelling
         self.trials: list[Trial] = []
         self.timed = np.empty((0, 0), np.float32)  # val queries that times are taken of
@@ -58,21 +66,71 @@ class Fitting:
         if not self.quiet:
             print(text, flush=True)  # noqa: T201
 
-    def run(self, keys: Vectors, queries: Vectors) -> Searcher:
+    def run(self, keys: Vectors, queries: Vectors) -> Index:
         """The best index, with its report."""
         task = self._label(keys, queries)
+        graph = self._tries_graph(task)
+        self.cells_time = CELLS_TIME if graph else 1.0
         self.timed = np.asarray(task.val.queries[:TIMED])
         builder = self._builder(task)
         estimator = Estimator(builder, self.settings)
         candidates, plain = self._partitions(estimator)
-        candidates = self._trained(estimator, self._ranks(estimator, candidates))
-        candidates = self._with_second_cells(estimator, candidates)
-        index = self._built(builder, candidates)
+        cells: Searcher | None = None
+        if self.settings.structure != "graph":
+            candidates = self._trained(estimator, self._ranks(estimator, candidates))
+            candidates = self._with_second_cells(estimator, candidates)
+            cells = self._built(builder, candidates)
+        index: Index | None = self._with_graph(builder, cells) if graph else cells
+        assert index is not None
         best = min(plain, key=lambda count: plain[count])
         baseline = self._measured(builder, self._plain(estimator, best))[0]
+        assert isinstance(baseline, Searcher)
         untried = set(counts(task.n, self.settings.cells)) - set(plain)
         numbers = (list(plain), list(untried))
         return compare(task, index, baseline, self.settings, self.cost, *numbers, self.trials, self.say)
+
+    def _tries_graph(self, task: Task) -> bool:
+        """Whether a graph is one of the designs."""
+        if self.settings.structure is not None:
+            return self.settings.structure == "graph"
+        if task.n < GRAPH_FROM:
+            return False
+        if native.compiled is None:
+            self.say("no graph is tried: amips was installed without a C++ compiler, and numpy walks slowly")
+            return False
+        return self._time_for_graph(task)
+
+    def _time_for_graph(self, task: Task) -> bool:
+        """Whether there is time for the nearest keys of every key, which takes most of it."""
+        # In half of the dimensions, as lean storage usually has.
+        pairs = task.n * (task.n if task.n <= EXACT_KEYS else PROBES * math.sqrt(task.n) / 4)
+        if 2 * pairs * task.d / 2 / self.rate <= GRAPH_TIME * self.seconds:
+            return True
+        self.say("no time to try a graph: give more minutes")
+        return False
+
+    def _with_graph(self, builder: Builder, cells: Searcher | None) -> Index:
+        """The best of a graph that learns from the log, one that does not, and the best index of cells."""
+        storage = self.settings.storage or ("lean" if builder.task.d > STEP else "flat")
+        assert storage != "pq"
+        self.say("making graphs; measured on held-out queries:")
+        best: Index | None = cells
+        least = math.inf if cells is None else self.cost(cells)
+        for entries in ENTRIES:
+            designs = [
+                builder.resolved(Design.graph(storage=storage, entries=entries, learned=one))
+                for one in (True, False)
+            ]
+            costs = []
+            for design in dict.fromkeys(designs):  # a log that is too short to learn from leaves one
+                graph, cost = self._measured(builder, Candidate(design, OWN, None, math.nan))
+                costs.append(cost)
+                if best is None or cost < least:
+                    best, least = graph, cost
+            if not math.isinf(min(costs)) or entries >= builder.task.n:
+                break  # otherwise keys are in clusters that no walk leads into: with more entries one may
+        assert best is not None
+        return best
 
     def remove(self) -> None:
         """Remove the work of this call: a call that is killed meanwhile leaves all of it or nothing."""
@@ -109,7 +167,7 @@ class Fitting:
                 queries,
                 out=self.work / WORK_TASK,
                 cells=1,
-                k=TOP,
+                k=LOG_DEPTH,
                 seed=seed,
                 progress=not self.quiet,
             )
@@ -122,11 +180,11 @@ class Fitting:
         # Points a cell such that a partition takes its part of the time, as labelling went.
         most = max(counts(task.n, self.settings.cells))
         product = 2 * ITERATIONS * most * most * task.d
-        points = int(self.rate * self.seconds * PARTITION_TIME / TRIALS / product)
+        points = int(self.rate * self.seconds * self.cells_time * PARTITION_TIME / TRIALS / product)
         return Builder(
             task,
             self.work / WORK_DESIGNS,
-            minutes=self.settings.minutes * TRAIN_TIME / SURVIVORS,
+            minutes=self.settings.minutes * self.cells_time * TRAIN_TIME / SURVIVORS,
             recall=self.settings.recall,
             seed=self.settings.seed,
             iterations=ITERATIONS,
@@ -147,7 +205,7 @@ class Fitting:
         for design in partitions(builder.task.n, self.settings.cells):
             spent = time.perf_counter() - started
             number = len(candidates)
-            if number >= 2 and spent * (1 + 1 / number) > self.seconds * PARTITION_TIME:
+            if number >= 2 and spent * (1 + 1 / number) > self.seconds * self.cells_time * PARTITION_TIME:
                 break
             design = builder.resolved(design)
             candidate = estimator.candidate(design, builder.model(design))
@@ -199,7 +257,7 @@ class Fitting:
         if wanted == 0:
             return candidates
         task, ways = estimator.builder.task, []
-        left = SPILL_TIME * self.seconds * self.rate  # FLOPs
+        left = SPILL_TIME * self.cells_time * self.seconds * self.rate  # FLOPs
         for candidate in _best(candidates):
             left -= 4 * task.n * candidate.design.cells * task.d
             if wanted is None:
@@ -224,13 +282,14 @@ class Fitting:
             ways.append(replace(ways[0], design=replace(ways[0].design, storage="flat", dimensions=None)))
         for candidate in ways:
             index, cost = self._measured(builder, candidate)
+            assert isinstance(index, Searcher)
             cost /= WORTH if index.spilled else 1
             if best is None or cost < least:
                 best, least = index, cost
         assert best is not None
         return best
 
-    def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Searcher, float]:
+    def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Index, float]:
         index = builder.index(candidate.design, candidate.model, second=candidate.second)
         cost = self.cost(index)
         self.trials.append(Trial(candidate.design, finite(cost), measured=True))
@@ -246,11 +305,13 @@ class Fitting:
         self.trials.append(Trial(candidate.design, candidate.cost, measured=False))
         self.say(f"  {candidate.cost:6.2%}  {candidate.design.describe()}")
 
-    def cost(self, index: Searcher) -> float:
+    def cost(self, index: Index) -> float:
         """What the objective names, of one val query at the recall asked for; infinite if out of reach."""
         recall, objective = self.settings.recall, self.settings.objective
         if not reaches(index, recall):
             return math.inf
+        if isinstance(index, GraphSearcher) and point_for(index.points, recall, TOP).certain:
+            return math.inf  # it would score every key, which needs no graph
         if objective == "flops":
             return point_for(index.points, recall, TOP).flops / (2 * index.n * index.d)
         return seconds(index, self.timed, recall, objective)

@@ -10,6 +10,8 @@ import numpy as np
 from amips.fitting.settings import Settings
 from amips.metrics import TOP, cost_at
 from amips.search import (
+    GraphSearcher,
+    Index,
     Objective,
     Point,
     Report,
@@ -17,6 +19,7 @@ from amips.search import (
     Searcher,
     Trial,
     measure,
+    measure_margins,
     measure_masses,
     recalls,
     surest_point,
@@ -30,16 +33,18 @@ TIMED, REPEATS = 256, 3  # queries that are searched to take a time, and how oft
 
 def compare(
     task: Task,
-    index: Searcher,
+    index: Index,
     baseline: Searcher,
     settings: Settings,
-    cost: Callable[[Searcher], float],
+    cost: Callable[[Index], float],
     plain_cells: Sequence[int],
     untried_cells: Sequence[int],
     trials: list[Trial],
     say: Callable[[str], None],
-) -> Searcher:
+) -> Index:
     """The index with a report of what it gains on test; plain IVF where it gains nothing on val.
+
+    A graph that was asked for stays, and the report says what it loses.
 
     Args:
         index, baseline: the best design, and the best plain IVF.
@@ -59,13 +64,14 @@ def compare(
         sorted(plain_cells),
         sorted(untried_cells),
         trials,
+        wanted=settings.structure == "graph",
     )
     say("\nshare of what scanning all keys costs, on queries that nothing was chosen by;")
     say(f"the baseline is {report.against}; the best design is\n{report.best.describe()}:\n")
     say(report.table() + "\n")
     for note in report.notes():
         say(note)
-    return replace(index if report.pays else baseline, report=report)
+    return replace(index if report.design is index.design else baseline, report=report)
 
 
 def finite(cost: float) -> float | None:
@@ -73,10 +79,14 @@ def finite(cost: float) -> float | None:
     return None if math.isinf(cost) else cost
 
 
-def _rows(task: Task, index: Searcher, baseline: Searcher, recall: float) -> list[Row]:
+def _rows(task: Task, index: Index, baseline: Searcher, recall: float) -> list[Row]:
     """Costs of both at the recalls that both reach on test, with times at the one asked for."""
     rows, full = list[Row](), 2 * task.n * task.d
-    plain, best = measure(baseline, task.test), measure_masses(index, task.test)
+    plain = measure(baseline, task.test)
+    if isinstance(index, GraphSearcher):
+        best = measure_margins(index, task.test)
+    else:
+        best = measure_masses(index, task.test)
     x = np.asarray(task.test.queries[:TIMED])
     for target in sorted({*TARGETS, recall}):
         flops = [_cost_at(points, "flops", target) / full for points in (plain, best)]
@@ -87,14 +97,14 @@ def _rows(task: Task, index: Searcher, baseline: Searcher, recall: float) -> lis
             Row("plain IVF", target, flops[0], scanned[0]),
             Row("best design", target, flops[1], scanned[1]),
         ]
-        both = (baseline, index)
+        both: tuple[Index, Index] = (baseline, index)
         if target == recall and all(reaches(one, recall) for one in both):
             pair = [_with_times(row, one, task, x) for row, one in zip(pair, both, strict=True)]
         rows += pair
     return rows
 
 
-def _with_times(row: Row, index: Searcher, task: Task, x: Floats) -> Row:
+def _with_times(row: Row, index: Index, task: Task, x: Floats) -> Row:
     """The row with what `search` serves for its recall on the test queries, and the time that takes."""
     queries, target = np.asarray(task.test.queries), row.recall
     ids = replace(index, labels=None).search(queries, TOP, recall=target)[1]
@@ -107,12 +117,12 @@ def _with_times(row: Row, index: Searcher, task: Task, x: Floats) -> Row:
     )
 
 
-def reaches(index: Searcher, recall: float) -> bool:
+def reaches(index: Index, recall: float) -> bool:
     """Whether an index can be asked for this recall."""
     return surest_point(index.points, TOP).recall_assured(TOP) >= recall
 
 
-def seconds(index: Searcher, x: Floats, recall: float, objective: Objective = "throughput") -> float:
+def seconds(index: Index, x: Floats, recall: float, objective: Objective = "throughput") -> float:
     """The time of one of these queries [m, d] at a recall: alone ("latency"), or among all of them."""
     parts = [x[i : i + 1] for i in range(len(x))] if objective == "latency" else [x]
     times = []

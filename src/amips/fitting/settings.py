@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from amips.design import Storage
+from amips.design import Storage, Structure
 from amips.search import Objective
 
 FIT_MINUTES = 5.0  # that a fit may take where nothing else is asked
@@ -18,4 +18,5 @@ class Settings:
     objective: Objective
     storage: Storage | None
     spill_fraction: float | None
+    structure: Structure | None
     seed: int

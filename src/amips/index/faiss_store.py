@@ -117,7 +117,7 @@ class FaissCellStore:
         return self._of_first(np.repeat(np.arange(len(self.sizes), dtype=np.int32), self.sizes))
 
     @cached_property
-    def _starts(self) -> Ids:
+    def starts(self) -> Ids:
         """Where in the entries each cell begins, and the end, [c + 1]."""
         return np.append(0, np.cumsum(self.sizes))
 
@@ -136,6 +136,20 @@ class FaissCellStore:
         by_key[entries] = values
         return by_key
 
+    @property
+    def codebook(self) -> Floats | None:
+        """What codes stand for (`amips.index.fill.codebook_of`); None if there are none."""
+        return None if self.index is None else codebook_of(self.index, self.storage)
+
+    @property
+    def addresses(self) -> NDArray[np.uint64]:
+        """Where in memory the codes (or float32 keys) of each cell are, [c]; this store must be kept."""
+        if self.rows is not None:
+            return (self.rows.ctypes.data + self.starts[:-1] * 4 * self.d).astype(np.uint64)
+        lists = self.index.invlists
+        there = (lists.get_codes(j) for j in range(len(self.sizes)))  # None of an empty cell
+        return np.array([int(codes or 0) for codes in there], np.uint64)
+
     def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         """The k best keys by <x, y> within cells [m, p]; -1 skips."""
         if len(x) == 0 or cells.shape[1] == 0:
@@ -150,13 +164,13 @@ class FaissCellStore:
                 return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
             entries = once(*self._scan_by_faiss(x, cells, 2 * k + 2))
             return self._settle_ties(x, cells, *best_of(*entries, k + 1))
-        candidates = self._scan_by_faiss(x, cells, self._candidates(k))[1]
+        candidates = self._scan_by_faiss(x, cells, self.candidates(k))[1]
         if self.second is not None:
             candidates.sort(axis=1)
             candidates[:, 1:][candidates[:, 1:] == candidates[:, :-1]] = -1
         return self.score_again(x, candidates, k)
 
-    def _candidates(self, k: int) -> int:
+    def candidates(self, k: int) -> int:
         """How many are looked for; where some may be found twice as many more, twice k at least."""
         # As many for one result as for ten: of codes, too, the recall was measured of the top ten.
         wanted = min(max(k, TOP) * self.refine, max(1, self.n))
@@ -168,7 +182,7 @@ class FaissCellStore:
         """FLOPs of scanning so many keys for k results, for each query; see `amips.index.costs`."""
         parts = int(self.index.pq.M) if self.storage == "pq" else 0
         r = 0 if self.projection is None else len(self.projection)
-        return scan_flops(self.storage, keys, self.d, self._candidates(k), r, parts)
+        return scan_flops(self.storage, keys, self.d, self.candidates(k), r, parts)
 
     def _scan_by_faiss(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         m, p = cells.shape
@@ -223,7 +237,7 @@ class FaissCellStore:
             if not sizes.any():
                 continue
             ends = np.cumsum(sizes)
-            places = np.repeat(self._starts[chosen] + sizes - ends, sizes) + np.arange(ends[-1])
+            places = np.repeat(self.starts[chosen] + sizes - ends, sizes) + np.arange(ends[-1])
             scores = np.empty(len(places), np.float32)
             pointers = [faiss.swig_ptr(a) for a in (scores, x[row], self.rows, places)]
             faiss.fvec_inner_products_by_idx(*pointers, self.d, 1, len(places))
@@ -244,17 +258,17 @@ class FaissCellStore:
         present, starts = np.unique(cells[order], return_index=True)
         for cell, low, high in zip(present, starts, np.append(starts[1:], ids.size), strict=True):
             wanted = order[low:high]
-            rows[wanted] = self._rows_of(int(cell))[places[wanted] - self._starts[cell]]
+            rows[wanted] = self._rows_of(int(cell))[places[wanted] - self.starts[cell]]
         return rows.reshape(*ids.shape, self.d)
 
     def _keys_of(self, cell: int) -> tuple[Floats, Ids]:
         """The keys of a cell, and their ids."""
-        return self._rows_of(cell), self.entries[self._starts[cell] : self._starts[cell + 1]]
+        return self._rows_of(cell), self.entries[self.starts[cell] : self.starts[cell + 1]]
 
     def _rows_of(self, cell: int) -> Floats:
         """Keys of a cell: FAISS's own memory or the file's, not a copy."""
         if self.rows is not None:
-            return self.rows[self._starts[cell] : self._starts[cell + 1]]
+            return self.rows[self.starts[cell] : self.starts[cell + 1]]
         rows: Floats = codes_of(self.index, cell, int(self.sizes[cell])).view(np.float32).reshape(-1, self.d)
         return rows
 
@@ -280,9 +294,8 @@ class FaissCellStore:
         if self.directory is not None and self.directory.is_dir():
             return _reopen, (self.directory, self.storage, self.second is not None, self.refine)
         codes = None if self.rows is not None else np.concatenate([*scanned_bytes(self._parts)])
-        codebook = None if self.rows is not None else codebook_of(self.index, self.storage)
         names = [field.name for field in fields(self) if field.name not in ("index", "directory")]
-        return _restore, ({name: getattr(self, name) for name in names}, codes, codebook)
+        return _restore, ({name: getattr(self, name) for name in names}, codes, self.codebook)
 
 
 def _reopen(directory: Path, storage: Storage, spilled: bool, refine: int) -> FaissCellStore:

@@ -15,6 +15,7 @@ from amips.routers.stopping import (
     cells_above,
     fit_temperature,
     holds_mass,
+    least_keys,
     limit_probes,
     masses,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "check_fits",
     "fit_temperature",
     "holds_mass",
+    "least_keys",
     "limit_probes",
     "masses",
     "router_for",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.routers.routers import Router
-from amips.routers.stopping import fit_temperature, holds_mass, masses
+from amips.routers.stopping import fit_temperature, holds_mass, least_keys, masses
 from amips.vectors import Floats
 
 BLOCK_FLOATS = 1 << 24
@@ -99,7 +99,8 @@ class RoutingEstimate:
 
     def probed(self, min_mass: float) -> NDArray[np.bool_]:
         """Which cells are probed with a bound on the mass, [m, c]."""
-        return holds_mass(self._masses, self.scores, min_mass)
+        keys = least_keys(self.top_cells.shape[1], self.second is not None)
+        return holds_mass(self._masses, self.scores, min_mass, self.sizes, keys)
 
     def at_mass(self, min_mass: float) -> Probing:
         """With the cells of each query that hold at least this mass."""

@@ -13,6 +13,8 @@ from amips.errors import RunError
 from amips.nets import Model
 from amips.vectors import Floats
 
+Factors = tuple[Floats, Floats | None]
+
 
 class Router(Protocol):
     """Scores cells."""
@@ -47,6 +49,11 @@ class Router(Protocol):
         """About how many numbers are held at once for one query."""
         ...
 
+    @property
+    def factors(self) -> Factors | None:
+        """W [c, r] and A [r, d], or None for A = 1, if the scores are W A x and no more; otherwise None."""
+        ...
+
     def scores(self, x: Floats) -> Floats:
         """[m, d] -> [m, c], larger is better."""
         ...
@@ -79,6 +86,11 @@ class CentroidRouter:
     def floats(self) -> int:
         """A score for each cell."""
         return self.c
+
+    @property
+    def factors(self) -> Factors | None:
+        """The centroids."""
+        return self.centroids, None
 
     def scores(self, x: Floats) -> Floats:
         """<x, centroid_j>."""
@@ -117,6 +129,11 @@ class CellRouter:
         """The network's, and a score for each cell: a KeyNet's keys of all cells are far more than these."""
         return self.c + self.model.architecture.floats
 
+    @property
+    def factors(self) -> Factors | None:
+        """The network's."""
+        return self.model.factors
+
     def scores(self, x: Floats) -> Floats:
         """The network's scores."""
         return self.model.scores(x)
@@ -128,6 +145,7 @@ class MapperRouter:
 
     model: Model
     centroids: Floats
+    factors = None
 
     @property
     def name(self) -> str:
@@ -181,6 +199,7 @@ class OwnRouter:
     c: int
     name = "own router"
     coarse_flops = 0
+    factors = None
 
     @property
     def network_flops(self) -> int:

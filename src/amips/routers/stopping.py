@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.metrics import TOP
 from amips.vectors import Floats
 
 STEP, LOWEST, HIGHEST = 1.1, -36, 24  # of the grid of temperatures, around the spread of the scores
@@ -28,20 +29,51 @@ def masses(scores: Floats, temperature: float) -> Floats:
     return relative
 
 
-def holds_mass(mass: Floats, scores: Floats, min_mass: float) -> NDArray[np.bool_]:
-    """Which cells are probed, [m, c]: those with at least this mass, and each query's best in any case."""
+def least_keys(k: int, twice: bool) -> int:
+    """How many entries the probed cells hold at least, for k results; `twice`: some keys are in two cells.
+
+    As many for one result as for ten: the recall of a bound on the mass is measured of the top ten.
+    """
+    return max(k, TOP) * (2 if twice else 1)
+
+
+def holds_mass(
+    mass: Floats,
+    scores: Floats,
+    min_mass: float,
+    sizes: "NDArray[np.integer[Any]] | None" = None,
+    keys: int = 0,
+) -> NDArray[np.bool_]:
+    """Which cells are probed, [m, c]: those with at least this mass, and each query's best in any case.
+
+    With the sizes of the cells [c]: as many of the best as hold so many keys, at least. An answer should not
+    be short for want of looking.
+    """
     probed = mass >= np.float32(min_mass)
     # Of cells that tie for the best one is enough: nothing asks for a scan of all of them.
     probed[np.arange(len(scores)), scores.argmax(axis=1)] = True
+    if sizes is None:
+        return probed
+    short = np.flatnonzero(probed @ sizes.astype(np.float64) < keys)
+    if len(short):
+        order = np.argsort(-scores[short], axis=1, kind="stable")
+        before = np.cumsum(sizes[order], axis=1) - sizes[order]
+        probed[short[:, None], order] = before < keys
     return probed
 
 
-def cells_above(scores: Floats, temperature: float, min_mass: float) -> NDArray[np.int64]:
+def cells_above(
+    scores: Floats,
+    temperature: float,
+    min_mass: float,
+    sizes: "NDArray[np.integer[Any]] | None" = None,
+    keys: int = 0,
+) -> NDArray[np.int64]:
     """The cells that `holds_mass` says, as a table [m, p]; -1 fills up.
 
     The best cell comes first; of one query the others follow in order.
     """
-    probed = holds_mass(masses(scores, temperature), scores, min_mass)
+    probed = holds_mass(masses(scores, temperature), scores, min_mass, sizes, keys)
     if len(scores) == 1:  # FAISS keeps fewer candidates for a moment when the best cells come first
         cells = np.flatnonzero(probed[0])
         return cells[np.argsort(-scores[0, cells], kind="stable")][None]

@@ -3,7 +3,9 @@
 from amips.search.bundle import load, save
 from amips.search.bundle_directory import TEXT_MANIFEST, bundle_stamp, check_bundle_place, read_bundle
 from amips.search.bundle_texts import TEXTS, read_texts, write_texts
+from amips.search.cost import Cost
 from amips.search.effort import effort_for
+from amips.search.graph_searcher import GraphSearcher, Index
 from amips.search.inputs import (
     check_labels,
     checked_k,
@@ -12,7 +14,16 @@ from amips.search.inputs import (
     restore_norms,
     split_norms,
 )
-from amips.search.measuring import calibrated, estimate_routing, measure, measure_masses
+from amips.search.measuring import (
+    MARGINS,
+    calibrated,
+    calibrated_graph,
+    estimate_routing,
+    margin_ladder,
+    measure,
+    measure_margins,
+    measure_masses,
+)
 from amips.search.points import (
     Point,
     all_found,
@@ -24,7 +35,7 @@ from amips.search.points import (
     surest_point,
 )
 from amips.search.report import Objective, Report, Row, Trial, cost_in_words
-from amips.search.searcher import DROP_IN_CANDIDATES, Cost, Searcher
+from amips.search.searcher import DROP_IN_CANDIDATES, Searcher
 from amips.search.signatures import Verified, sign, verify
 from amips.search.spill import checked_second, first_of, ranked, second_cells
 from amips.search.wrapped import WrappedIndex
@@ -32,9 +43,12 @@ from amips.search.wrapping import wrap
 
 __all__ = [
     "DROP_IN_CANDIDATES",
+    "MARGINS",
     "TEXTS",
     "TEXT_MANIFEST",
     "Cost",
+    "GraphSearcher",
+    "Index",
     "Objective",
     "Point",
     "Report",
@@ -47,6 +61,7 @@ __all__ = [
     "assured_recalls",
     "bundle_stamp",
     "calibrated",
+    "calibrated_graph",
     "check_bundle_place",
     "check_labels",
     "checked_k",
@@ -59,8 +74,10 @@ __all__ = [
     "first_of",
     "ladder",
     "load",
+    "margin_ladder",
     "mass_bounds",
     "measure",
+    "measure_margins",
     "measure_masses",
     "point_for",
     "ranked",

@@ -6,6 +6,7 @@
         sizes.npy, entries.npy, codes.npy, centroids.npy      the keys by cell, see `amips.index.cell_files`
         [, codebook.npy, keys.npy] [, projection.npy] [, second.npy] [, labels.npy]
         [, model.json, model.safetensors]
+        or neighbours.npy, entries.npy, keys.npy and codes of a graph, see `amips.index.graph_store`
 
 `amips.search.bundle_directory` says how it is replaced in one step. What `WrappedIndex.save` writes is a
 bundle, too, without the index: `load` takes that from elsewhere.
@@ -21,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.arguments import check_choice, check_flag, check_path, check_whole
-from amips.design import Design, Storage
+from amips.design import Design, GraphStorage, Storage, Structure
 from amips.errors import AmipsError, BundleError, RunError
-from amips.index import FILES, SECOND, FaissCellStore, read_array
+from amips.index import FILES, GRAPH_FILES, SECOND, FaissCellStore, GraphStore, read_array
 from amips.nets import DESCRIPTION, WEIGHTS, Model, load_model
 from amips.npy import save_npy
 from amips.routers import check_fits
@@ -34,9 +35,10 @@ from amips.search.bundle_directory import (
     read_bundle,
     replace_bundle,
 )
+from amips.search.graph_searcher import GraphSearcher, Index
 from amips.search.points import Point
 from amips.search.report import Report
-from amips.search.routing_kind import MODEL, ROUTINGS, manifest_targets, own_router, routing_of
+from amips.search.routing_kind import CENTROIDS, MODEL, ROUTINGS, manifest_targets, own_router, routing_of
 from amips.search.searcher import Searcher
 from amips.search.wrapped import OUTSIDE, WrappedIndex
 from amips.search.wrapping import open_wrapped
@@ -48,13 +50,13 @@ MOST = 1 << 48  # keys, dimensions and cells
 FINGERPRINT = re.compile(r"([0-9a-f]{64})?")
 
 
-def save(searcher: Searcher, out: str | Path) -> None:
+def save(searcher: Index, out: str | Path) -> None:
     """Write a bundle, or replace one; a router of your own is not in it: `load` takes it as `model`."""
     check_bundle_place(out)
     replace_bundle(out, lambda data: _write(searcher, data))
 
 
-def _write(searcher: Searcher, data: Path) -> tuple[dict[str, Any], list[str]]:
+def _write(searcher: Index, data: Path) -> tuple[dict[str, Any], list[str]]:
     files = searcher.store.save(data)
     if searcher.labels is not None:
         save_npy(data / LABELS, searcher.labels)
@@ -67,9 +69,10 @@ def _write(searcher: Searcher, data: Path) -> tuple[dict[str, Any], list[str]]:
         "d": searcher.d,
         "c": searcher.c,
         "storage": searcher.store.storage,
+        "structure": "cells" if isinstance(searcher, Searcher) else "graph",
         "router": routing_of(searcher.model),
         "keys": searcher.fingerprint,
-        "temperature": searcher.temperature,
+        "temperature": searcher.temperature if isinstance(searcher, Searcher) else 0.0,
         "points": [point.to_json() for point in searcher.points],
         "target_recall": searcher.target_recall,
         "design": None if searcher.design is None else searcher.design.to_json(),
@@ -88,7 +91,7 @@ def load(
     mmap: bool = False,
     verify: bool = True,
     trusted: Trusted | None = None,
-) -> Searcher: ...
+) -> Index: ...
 
 
 @overload
@@ -113,7 +116,7 @@ def load(
     mmap: bool = False,
     verify: bool = True,
     trusted: Trusted | None = None,
-) -> Searcher | WrappedIndex:
+) -> Index | WrappedIndex:
     """Open a bundle.
 
     Args:
@@ -145,38 +148,53 @@ def load(
 
 def _read(
     path: Path, index: Any, router: Any, keys: Any, mmap: bool, verify: bool, trusted: Trusted | None
-) -> Searcher | WrappedIndex:
+) -> Index | WrappedIndex:
     manifest, data, listed = read_bundle(path, verify, trusted)
     if manifest.get("storage") == OUTSIDE:
         return open_wrapped(path, manifest, data, listed, index, router)
     if index is not None:
         raise BundleError(f"{path} holds an index of its own: load it without index=")
     facts = _bundle_facts(path, manifest)
-    for needed in [*FILES[facts.storage], *([DESCRIPTION, WEIGHTS] if facts.router == MODEL else [])]:
+    graph = facts.structure == "graph"
+    stored = (GRAPH_FILES if graph else FILES).get(facts.storage, [])
+    for needed in [*stored, *([DESCRIPTION, WEIGHTS] if facts.router == MODEL else [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
     own = own_router(path, facts.router, router)
-    store = FaissCellStore.load(data, facts.storage, mmap, SECOND in listed, finite=verify)
+    store: GraphStore | FaissCellStore
+    if graph:
+        storage = check_choice("storage", facts.storage, GraphStorage, error=BundleError)
+        store = GraphStore.load(data, storage, mmap, finite=verify)
+        shape = (store.n, store.d, len(store.entries))
+    else:
+        store = FaissCellStore.load(data, facts.storage, mmap, SECOND in listed, finite=verify)
+        shape = (store.n, store.d, len(store.sizes))
     n, d, c = facts.shape
-    shape = (store.n, store.d, len(store.sizes))
     if shape != facts.shape:
         raise BundleError(
             f"{data} holds {shape[0]} keys of dimension {shape[1]} in {shape[2]} cells, "
             f"expected {n} of dimension {d} in {c}"
         )
+    if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != facts.fingerprint:
+        raise BundleError(f"{path} holds other keys than those given")
+    labels = _read_labels(data / LABELS, n) if LABELS in listed else None
+    if isinstance(store, GraphStore):
+        if not mmap:
+            store.prepare()  # loading waits for it, not the first query
+        known = {name: value for name, value in facts.measured.items() if name != "temperature"}
+        return GraphSearcher(store, facts.points, labels, facts.fingerprint, **known)
     model = load_model(data, BundleError) if facts.router == MODEL else own
     if isinstance(model, Model) and (model.d != d or model.c not in (1, c)):
         raise BundleError(
             f"{data / DESCRIPTION}: a model for d = {model.d}, c = {model.c}; expected {d}, {c}"
         )
-    if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != facts.fingerprint:
-        raise BundleError(f"{path} holds other keys than those given")
-    labels = _read_labels(data / LABELS, n) if LABELS in listed else None
     searcher = Searcher(store, model, facts.points, labels, facts.fingerprint, **facts.measured)
     try:
         check_fits(model, facts.fingerprint, searcher.cells_fingerprint if model is not None else "")
     except RunError as problem:
         raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
+    if not mmap:
+        searcher.prepare()  # loading waits for it, not the first query
     return searcher
 
 
@@ -185,6 +203,7 @@ class _BundleFacts:
     """What the manifest of a bundle says, each value checked."""
 
     shape: tuple[int, int, int]  # n, d, c
+    structure: Structure
     storage: Storage
     router: str
     fingerprint: str
@@ -196,7 +215,12 @@ def _bundle_facts(path: Path, manifest: dict[str, Any]) -> _BundleFacts:
     try:
         n, d, c = (check_whole(name, manifest[name], 1, MOST, error=BundleError) for name in ("n", "d", "c"))
         storage = check_choice("storage", manifest["storage"], Storage, error=BundleError)
+        structure = check_choice(
+            "structure", manifest.get("structure", "cells"), Structure, error=BundleError
+        )
         router = check_choice("router", manifest["router"], ROUTINGS, error=BundleError)
+        if structure == "graph" and router != CENTROIDS:
+            raise BundleError("a graph has no router")
         fingerprint = manifest["keys"]
         if not isinstance(fingerprint, str) or not FINGERPRINT.fullmatch(fingerprint):
             raise BundleError("the fingerprint of the keys is none")
@@ -207,11 +231,11 @@ def _bundle_facts(path: Path, manifest: dict[str, Any]) -> _BundleFacts:
             "report": None if report is None else Report.from_json(report),
         }
         points = [Point.from_json(point) for point in manifest["points"]]
-        if storage == "flat" and any(point.refine is not None for point in points):
+        if structure == "cells" and storage == "flat" and any(point.refine is not None for point in points):
             raise BundleError("an operating point has candidates of codes, and there are no codes")
-    except (KeyError, TypeError, ValueError, AttributeError, AmipsError) as problem:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AmipsError) as problem:
         raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
-    return _BundleFacts((n, d, c), storage, router, fingerprint, points, measured)
+    return _BundleFacts((n, d, c), structure, storage, router, fingerprint, points, measured)
 
 
 def _read_labels(path: Path, n: int) -> NDArray[Any]:

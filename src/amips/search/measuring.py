@@ -9,13 +9,18 @@ from amips.index import FaissCellStore
 from amips.metrics import TOP
 from amips.routers import Probing, RoutingEstimate
 from amips.search.effort import Effort
+from amips.search.graph_searcher import GraphSearcher, Index
 from amips.search.points import Point, all_found, assured_recalls, ladder, mass_bounds
 from amips.search.searcher import Searcher
 from amips.task import Split
+from amips.vectors import unit_rows
 
 MOST_SCANNED = 0.9  # of the keys: beyond, every key may as well be scored
 STEPS = 5  # that the step of the ladder at the target is divided into
 WIDER = 80  # candidates for each result, where codes lose more with fewer than
+SPREAD_SAMPLE = 1000  # keys that say how much scores differ
+MARGINS = 64  # in a ladder, at most
+QUARTILES = 1.35  # between which a normal distribution lies, in standard deviations
 LOSS = 0.001  # ... this share of the top keys that were scanned
 
 
@@ -31,6 +36,55 @@ def calibrated(searcher: Searcher, split: Split, target_recall: float) -> Search
     if _is_coded(searcher):
         points += [*_wider(known, split, points), _every_key(known)]
     return replace(known, points=points)
+
+
+def calibrated_graph(index: GraphSearcher, split: Split, target_recall: float) -> GraphSearcher:
+    """The index with operating points, measured on a split, finer ones at the target."""
+    points = measure_margins(index, split)
+    loose = [point.margin for point in points if point.recall_assured(TOP) < target_recall]
+    tight = [point.margin for point in points if point.recall_assured(TOP) >= target_recall]
+    if loose and tight:
+        low, high = max(loose), min(tight)
+        between = [low + (high - low) * step / STEPS for step in range(1, STEPS)] if low < high else []
+        points += measure_margins(index, split, between) if between else []
+    return replace(index, points=[*points, _every_key(index)], target_recall=target_recall)
+
+
+def measure_margins(index: GraphSearcher, split: Split, margins: list[float] | None = None) -> list[Point]:
+    """Recall and cost on a split for margins, by default a ladder up to where all top keys are found."""
+    x, top = np.asarray(split.queries), np.asarray(split.top_ids)[:, :TOP]
+    points: list[Point] = []
+    for margin in margin_ladder(index) if margins is None else margins:
+        _, ids, counts = index.search_with(x, TOP, margin)
+        hits = (top[:, :, None] == ids[:, None, :]).any(axis=2)
+        cost = index.cost_of(counts)
+        points.append(
+            Point(
+                math.ceil(cost.probed.mean()),
+                float(hits[:, 0].mean()),
+                float(hits.mean()),
+                float(cost.scanned.mean() / index.n),
+                float(cost.flops.mean()),
+                margin=margin,
+                assured=assured_recalls(hits, split.source),
+            )
+        )
+        enough = all_found(points[-1]) or points[-1].scanned >= MOST_SCANNED
+        # A pool that is full does not grow with the margin.
+        enough = enough or (len(points) > MARGINS // 2 and points[-1].scanned == points[-2].scanned)
+        if margins is None and enough:
+            break
+    return points
+
+
+def margin_ladder(index: GraphSearcher) -> list[float]:
+    """Margins, each a seventh more than the one before, in units of how much the scores of keys differ."""
+    rng = np.random.default_rng(0)
+    keys = index.store.keys[np.sort(rng.choice(index.n, min(index.n, SPREAD_SAMPLE), replace=False))]
+    # Quantiles, because a few keys of very large norm must not be the measure.
+    low, high = np.quantile(unit_rows(keys)[0] @ keys.T, [0.25, 0.75], axis=1)
+    spread = float(np.median(high - low)) / QUARTILES or 1.0
+    return [0.05 * spread * (8 / 7) ** step for step in range(MARGINS)]
 
 
 def measure(
@@ -93,7 +147,7 @@ def _wider(searcher: Searcher, split: Split, points: list[Point]) -> list[Point]
     return wide
 
 
-def _every_key(searcher: Searcher) -> Point:
+def _every_key(searcher: Index) -> Point:
     """Scoring every key itself: nothing is missed, whichever query asks."""
     n, d = searcher.n, searcher.d
     return Point(searcher.c, 1.0, 1.0, 1.0, 2.0 * n * d, refine=0, assured=(1.0,) * TOP)

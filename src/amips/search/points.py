@@ -1,6 +1,6 @@
 """Operating points: what recall and cost a number of probes gives, measured on held-out queries."""
 
-import math
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +22,8 @@ MOST_REFINE = 1 << 16  # candidates for each result that a file may ask for
 class Point:
     """What a search gives at one effort: mean figures on held-out queries, and what can be relied on.
 
-    The effort is a number of probes, or a bound on the mass, and how many candidates codes are asked for.
+    The effort is a number of probes, or a bound on the mass, and how many candidates codes are asked for. Of
+    a graph it is a margin.
     """
 
     probes: int  # with a bound on the mass: the mean, rounded up
@@ -33,6 +34,7 @@ class Point:
     min_mass: float = 0.0  # 0: every query probes the same number of cells
     refine: int | None = None  # candidates of codes for each result; 0: no codes, every key itself is scored
     assured: tuple[float, ...] = ()  # of the top 1, 2, ...: the recall that new queries have, 95 % sure
+    margin: float = 0.0  # of a graph; `probes` are then the keys visited
 
     def recall_assured(self, k: int) -> float:
         """The recall of the top k that can be relied on; the mean where its uncertainty is not known."""
@@ -54,10 +56,11 @@ class Point:
         """What `to_json` gave; ValueError or TypeError if it did not."""
         point = cls(**{**fields, "assured": tuple(fields["assured"])})
         shares = (point.recall1, point.recall10, point.min_mass, *point.assured)
-        numbers = (*shares, point.scanned, point.flops)
-        if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
+        numbers = (*shares, point.scanned, point.flops, point.margin)
+        # Compared, because a whole number may be too large for a float.
+        if not all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in numbers):
             raise ValueError("an operating point has a figure that is not a finite number")
-        if not all(0 <= share <= 1 for share in shares) or min(point.scanned, point.flops) < 0:
+        if not all(0 <= share <= 1 for share in shares) or min(point.scanned, point.flops, point.margin) < 0:
             raise ValueError("an operating point has a figure that is out of range")
         wide = point.refine is None or (type(point.refine) is int and 0 <= point.refine <= MOST_REFINE)
         deep = 1 <= len(point.assured) <= TOP
@@ -128,7 +131,7 @@ def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool 
     if k > depth:
         warnings.warn(
             f"recall is known of the top {depth}: of the top {k} it is lower; "
-            "give probes or min_mass instead",
+            f"give {'margin' if any(point.margin for point in points) else 'probes or min_mass'} instead",
             stacklevel=4,
         )
     enough = []

@@ -21,6 +21,7 @@ class QuantizerRouter:
     parts: IVFParts
     mapper: Model | None
     scale: float = 1.0
+    factors = None
 
     @property
     def name(self) -> str:

@@ -98,6 +98,7 @@ class Report:
         plain_cells: the numbers of cells that plain IVF was tried with, and `untried_cells` those that there
             was no time for.
         trials: every design that was tried, in order.
+        wanted: whether the structure of the best design was asked for: then plain IVF does not replace it.
     """
 
     recall: float
@@ -110,8 +111,10 @@ class Report:
     plain_cells: list[int] = field(default_factory=list)
     untried_cells: list[int] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
+    wanted: bool = False
 
     def __post_init__(self) -> None:
+        check_flag("wanted", self.wanted)
         check_recall(self.recall)
         check_choice("objective", self.objective, Objective)
         for name in ("cost", "baseline_cost"):
@@ -122,13 +125,13 @@ class Report:
 
     @property
     def pays(self) -> bool:
-        """Whether the best design costs less than plain IVF on val; otherwise plain IVF is the index."""
+        """Whether the best design costs less than plain IVF on val."""
         return self.cost is not None and (self.baseline_cost is None or self.cost < self.baseline_cost)
 
     @property
     def design(self) -> Design:
         """What the index is made of."""
-        return self.best if self.pays else self.baseline
+        return self.best if self.pays or self.wanted else self.baseline
 
     def gain(self, recall: float) -> float | None:
         """How many times fewer FLOPs the best design needs than plain IVF at a recall that has rows."""
@@ -160,7 +163,9 @@ class Report:
                 "few held-out queries: to be sure of the recall, search scans far more than the table says; "
                 "with more queries in the log it scans less"
             )
-        if not self.pays:
+        if not self.pays and self.wanted:
+            lines.append("plain IVF costs less here: the bundle is a graph because a graph was asked for")
+        elif not self.pays:
             lines.append("learning does not pay here: the bundle is plain IVF")
         return lines
 

@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_choice, check_whole
 from amips.blas import one_thread
 from amips.blas import threads as limit_threads
 from amips.cells import fingerprint_of
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import CellStore, FaissCellStore, top_of_rows
+from amips.index import MOST_SINGLE, CellStore, FaissCellStore, SingleSearch, top_of_rows
 from amips.metrics import TOP
 from amips.routers import (
     CentroidRouter,
@@ -23,35 +24,30 @@ from amips.routers import (
     best_cells,
     cells_above,
     check_fits,
+    least_keys,
     limit_probes,
     router_for,
 )
 from amips.search import inputs
+from amips.search.cost import Cost
 from amips.search.effort import Effort, effort_for
-from amips.search.inputs import checked_k, checked_probes, checked_queries, restore_norms, split_norms
+from amips.search.inputs import (
+    checked_k,
+    checked_probes,
+    checked_queries,
+    labelled,
+    one_query,
+    restore_norms,
+    split_norms,
+)
 from amips.search.points import Point
 from amips.search.report import Report
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
 
+KNOWN = 64  # efforts that are kept
 DROP_IN_CANDIDATES = 4  # candidates scored again with x, for each result asked for
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What searching costs, for each query."""
-
-    network: int  # FLOPs of the model,
-    coarse: int  # ... of scoring centroids,
-    scan: NDArray[np.int64]  # ... and of scoring keys
-    scanned: NDArray[np.int64]  # keys
-    probed: NDArray[np.int64]  # cells
-
-    @property
-    def flops(self) -> NDArray[np.int64]:
-        """All three together."""
-        return self.network + self.coarse + self.scan
 
 
 @dataclass(frozen=True)
@@ -128,6 +124,7 @@ class Searcher:
         rescore: bool = True,
         on_bad: Literal["error", "skip"] = "error",
         threads: int | None = None,
+        margin: None = None,
     ) -> tuple[Floats, NDArray[Any]]:
         """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
 
@@ -148,19 +145,72 @@ class Searcher:
                 Otherwise the model chooses the cells, and x scores the keys.
             rescore: with `drop_in`, fetch more and score them again with x.
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
-            threads: limit numpy and FAISS to so many; one query alone has one, unless more are asked for.
+            threads: limit numpy and FAISS to so many; one query alone has one.
+            margin: of a graph: cells have none, and it is refused.
         """
-        x, bad = checked_queries(x, self.d, on_bad)
+        if margin is not None:
+            raise AmipsError("this index has cells, not a graph: give recall, probes or min_mass")
         k = checked_k(k)
+        if on_bad != "error":
+            check_choice("on_bad", on_bad, ("error", "skip"))
         if drop_in and probes is None:
             raise AmipsError(
                 "drop_in=True needs probes: recall and min_mass are for cells that a model chooses"
             )
-        effort = effort_for(self, probes, recall, min_mass, k, best_effort)
+        # What is asked for most is looked up once; what warns is looked up again, and warns again.
+        plain = probes is None and min_mass is None and not best_effort and k <= TOP
+        key = (recall, k) if plain and (recall is None or type(recall) is float) else None
+        effort = None if key is None else self._efforts.get(key)
+        if effort is None:
+            effort = effort_for(self, probes, recall, min_mass, k, best_effort)
+            if key is not None and len(self._efforts) < KNOWN:
+                self._efforts[key] = effort
+        if threads is not None:
+            check_whole("threads", threads, 1)
+        if not drop_in and (result := self._search_one(x, k, effort)) is not None:
+            return result
+        x, bad = checked_queries(x, self.d, on_bad)
         with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):
             scores, ids = self._drop_in(x, k, effort, rescore) if drop_in else self.search_with(x, k, effort)
         scores[bad], ids[bad] = -np.inf, -1
-        return scores, self._labelled(ids)
+        return scores, labelled(ids, self.labels)
+
+    @cached_property
+    def _efforts(self) -> dict[Any, Effort]:
+        """Efforts that were looked up, by recall and k."""
+        return {}
+
+    def _search_one(self, x: Any, k: int, effort: Effort) -> tuple[Floats, NDArray[Any]] | None:
+        """One query in one compiled call; None of many, of a bad one, and where there is none for it."""
+        one = None if effort.refine == 0 or k > MOST_SINGLE else one_query(x, self.d)
+        if one is None or self._single is None:
+            return None
+        v, exponent = one
+        scores = None
+        if not self._single.routed:
+            with one_thread():
+                scores = self.router.scores(split_norms(v)[0])
+        store = self.store_for(effort.refine)
+        assert isinstance(store, FaissCellStore)
+        probes, min_mass = 0, effort.min_mass
+        if min_mass is None:
+            probes, min_mass = int(checked_probes(effort.probes, 1, self.c)[0]), 0.0
+        candidates = store.candidates(k)
+        keys = least_keys(k, store.second is not None)
+        best, ids = self._single(v, scores, k, candidates, probes, self.temperature, min_mass, keys)
+        if exponent:
+            with np.errstate(over="ignore"):
+                best = np.ldexp(best, exponent)
+        return best, labelled(ids, self.labels)
+
+    @cached_property
+    def _single(self) -> SingleSearch | None:
+        """What searches for one query; None where nothing is compiled for this store."""
+        return SingleSearch.of(self.store, self.router.factors)
+
+    def prepare(self) -> None:
+        """Make ready what the first search would otherwise wait for."""
+        self._single  # noqa: B018  (kept by itself)
 
     def search_with(self, x: Floats, k: int, effort: Effort) -> tuple[Floats, Ids]:
         """The k best keys of float32 queries [m, d] at one effort: scores [m, k] and key numbers [m, k]."""
@@ -173,7 +223,7 @@ class Searcher:
                 assert store.keys is not None
                 result = top_of_rows(store.keys, v, k, inputs.BATCH_BYTES)
             else:
-                result = store.scan(v, self._choose(u, effort.min_mass, counts[rows]), k)
+                result = store.scan(v, self._choose(u, effort.min_mass, counts[rows], k), k)
             scores[rows], ids[rows] = restore_norms(result[0], exponents), result[1]
         return scores, ids
 
@@ -203,7 +253,7 @@ class Searcher:
         out = np.empty((len(x), min(int(np.max(probes, initial=1)), self.c)), np.int64)
         with limit_threads(threads):
             for rows in self._batches(counts, 1, 1):
-                cells = self._choose(split_norms(x[rows])[0], None, counts[rows])
+                cells = self._choose(split_norms(x[rows])[0], None, counts[rows], 1)
                 out[rows] = -1
                 out[rows, : cells.shape[1]] = cells
         return out
@@ -227,7 +277,7 @@ class Searcher:
         sizes = np.append(self.store.sizes, 0)  # cell -1 holds nothing
         counts = self._counts(effort, len(x))
         for rows in self._batches(counts, 1, 1):
-            cells = self._choose(split_norms(x[rows])[0], effort.min_mass, counts[rows])
+            cells = self._choose(split_norms(x[rows])[0], effort.min_mass, counts[rows], k)
             scanned[rows], probed[rows] = sizes[cells].sum(axis=1), (cells >= 0).sum(axis=1)
         scan = self.store_for(effort.refine).scan_flops(scanned, k)
         return Cost(self.router.network_flops, self.router.coarse_flops, scan, scanned, probed)
@@ -248,11 +298,12 @@ class Searcher:
         """Which key is in which cell: a router must have been trained on just that."""
         return fingerprint_of(self.store.assignment)
 
-    def _choose(self, u: Floats, min_mass: float | None, counts: Ids) -> Ids:
-        """The cells to scan for queries of norm 1, best first; -1 after the last."""
+    def _choose(self, u: Floats, min_mass: float | None, counts: Ids, k: int) -> Ids:
+        """The cells to scan for queries of norm 1, best first, k keys at least by mass; -1 after the last."""
         scores = self.router.scores(u)
         if min_mass is not None:
-            return cells_above(scores, self.temperature, min_mass)
+            keys = least_keys(k, self.store.second is not None)
+            return cells_above(scores, self.temperature, min_mass, self.store.sizes, keys)
         most = int(counts.max(initial=1))
         cells = best_cells(scores, most)
         return cells if (counts == most).all() else limit_probes(cells, counts)
@@ -288,13 +339,6 @@ class Searcher:
         each = 8 * self.d + 12 * self.c + 4 * self.router.floats + 24 * most + 64 * max(k, TOP) * refine
         step = max(1, inputs.BATCH_BYTES // each)
         return (slice(low, low + step) for low in range(0, len(counts), step))
-
-    def _labelled(self, ids: Ids) -> NDArray[Any]:
-        if self.labels is None:
-            return ids
-        named = self.labels[np.maximum(ids, 0)]
-        nothing: Any = -1 if self.labels.dtype.kind == "i" else ""
-        return np.where(ids < 0, nothing, named).astype(self.labels.dtype)
 
     def __repr__(self) -> str:
         if self.design is not None:

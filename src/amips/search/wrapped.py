@@ -16,9 +16,10 @@ from amips.blas import threads as limit_threads
 from amips.cells import IVFParts, place_keys
 from amips.metrics import TARGET_RECALL, TOP
 from amips.nets import DESCRIPTION, WEIGHTS, Model
-from amips.routers import CellRouter, OwnRouter, Router, best_cells, cells_above, limit_probes
+from amips.routers import CellRouter, OwnRouter, Router, best_cells, cells_above, least_keys, limit_probes
 from amips.search import inputs
 from amips.search.bundle_directory import replace_bundle
+from amips.search.cost import Cost
 from amips.search.effort import Effort, effort_for
 from amips.search.inputs import checked_k, checked_probes, checked_queries
 from amips.search.measuring import calibrated
@@ -26,7 +27,7 @@ from amips.search.points import Point, recalls, surest_point
 from amips.search.quantizer import QuantizerRouter
 from amips.search.query_norms import QueryNorms
 from amips.search.routing_kind import routing_of
-from amips.search.searcher import Cost, Searcher
+from amips.search.searcher import Searcher
 from amips.search.wrapped_store import WrappedStore, faiss_scan_flops
 from amips.task import Task, load_task
 from amips.vectors import Floats, row_norms
@@ -132,7 +133,8 @@ class WrappedIndex:
             for rows in self._batches(len(x), k):
                 asked = self.norms.asked(x[rows])
                 inner = self.parts.transformed(asked.x)
-                cells, base = self._choose(asked.u, inner, counts if counts is None else counts[rows], bound)
+                some = counts if counts is None else counts[rows]
+                cells, base = self._choose(asked.u, inner, some, bound, k)
                 block = scores[rows]
                 self._scan(inner, cells, base, block, ids[rows])
                 if (restored := asked.restored(block, ids[rows])) is not block:
@@ -153,7 +155,7 @@ class WrappedIndex:
         with limit_threads(threads):
             for rows in self._batches(len(x), 1):
                 asked = self.norms.asked(x[rows])
-                cells = self._choose(asked.u, self.parts.transformed(asked.x), counts[rows], None)[0]
+                cells = self._choose(asked.u, self.parts.transformed(asked.x), counts[rows], None, 1)[0]
                 out[rows, : cells.shape[1]] = cells
         return out
 
@@ -176,7 +178,8 @@ class WrappedIndex:
         for rows in self._batches(len(x), 1):
             asked = self.norms.asked(x[rows])
             inner = self.parts.transformed(asked.x)
-            cells, _ = self._choose(asked.u, inner, counts if counts is None else counts[rows], bound)
+            some = counts if counts is None else counts[rows]
+            cells, _ = self._choose(asked.u, inner, some, bound, k)
             scanned[rows], probed[rows] = sizes[cells].sum(axis=1), (cells >= 0).sum(axis=1)
         scan = faiss_scan_flops(self.parts, scanned)
         return Cost(self.router.network_flops, self.router.coarse_flops, scan, scanned, probed)
@@ -252,11 +255,12 @@ class WrappedIndex:
         return None if effort.probes is None else checked_probes(effort.probes, m, self.c)
 
     def _choose(
-        self, u: Floats, inner: Floats, counts: Ids | None, min_mass: float | None
+        self, u: Floats, inner: Floats, counts: Ids | None, min_mass: float | None, k: int
     ) -> tuple[Ids, Floats | None]:
         """The cells of each query, -1 after the last; and what FAISS has for them if it chose them itself."""
         if min_mass is not None:
-            return cells_above(self.router.scores(u), self.temperature, min_mass), None
+            enough = self.parts.sizes, least_keys(k, False)
+            return cells_above(self.router.scores(u), self.temperature, min_mass, *enough), None
         assert counts is not None
         most = int(counts.max(initial=1))
         base: Floats | None = None

@@ -19,6 +19,8 @@ from amips.routers import RoutingEstimate
 from amips.search import (
     TEXT_MANIFEST,
     TEXTS,
+    GraphSearcher,
+    Index,
     Searcher,
     bundle_stamp,
     checked_k,
@@ -90,7 +92,7 @@ class Asker:
         trusted: Trusted | None = None,
     ) -> None:
         self.path = Path(bundle)
-        self.index: Searcher = load(self.path, trusted=trusted)
+        self.index: Index = load(self.path, trusted=trusted)
         if not os.path.lexists(self.path / TEXT_MANIFEST):
             raise BundleError(f"{bundle} has no texts: build it with --texts DIR (what amips embed made)")
         self.texts, self._named = self._open_texts(trusted)
@@ -141,7 +143,11 @@ class Asker:
     def _knows_keys(self, encoder: Encoder) -> bool:
         """Whether the first text, encoded, is found with the score that a unit vector has with itself."""
         plain = replace(self.index, labels=None)
-        scores, _ = plain.search(encoder.encode([self.texts[0].whole]), 1, probes=plain.c)
+        x = encoder.encode([self.texts[0].whole])
+        if isinstance(plain, GraphSearcher):
+            scores, _, _ = plain.search_with(x, 1, None)
+        else:
+            scores, _ = plain.search(x, 1, probes=plain.c)
         return bool(scores[0, 0] > SAME)
 
     def ask(
@@ -173,6 +179,8 @@ class Asker:
 
     def compare(self, question: str, k: int = 5) -> list[RouterEffort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
+        if isinstance(self.index, GraphSearcher):
+            raise AmipsError(f"{self.path} walks a graph: it has no probes to compare")
         x = self._encoded(question)
         plain, keys = Searcher(self.index.store, None), getattr(self.index.store, "keys", None)
         # Codes find candidates only; the true best keys are found among the keys themselves.
