@@ -26,7 +26,7 @@ from amips import exact
 from amips.bench import sweep
 from amips.builder import Builder
 from amips.metrics import TOP, cost_at
-from amips.search import Searcher, ladder, mass_bounds, recalls
+from amips.search import GraphSearcher, Index, ladder, margin_ladder, mass_bounds, recalls
 from amips.task import Task
 from amips.vectors import Floats, open_vectors
 
@@ -49,9 +49,15 @@ class HeldOut:
         """Exact top keys of x."""
         return cls(x, exact.top_k(open_vectors(keys), x, TOP)[1], 2.0 * keys.size)
 
-    def points(self, index: Searcher) -> list[tuple[float, float]]:
-        """(share of a full scan, recall@10) over a ladder of probes, and of bounds if it stops by mass."""
-        efforts: list[list[dict[str, float]]] = [[{"probes": p} for p in ladder(index.c)]]
+    def points(self, index: Index) -> list[tuple[float, float]]:
+        """(share of a full scan, recall@10) over a ladder of probes, and of bounds if it stops by mass.
+
+        Of a graph over a ladder of margins.
+        """
+        if isinstance(index, GraphSearcher):
+            efforts: list[list[dict[str, float]]] = [[{"margin": m} for m in margin_ladder(index)]]
+        else:
+            efforts = [[{"probes": p} for p in ladder(index.c)]]
         if index.design is None or index.design.stop == "mass":
             efforts.append([{"min_mass": bound} for bound in mass_bounds()])
         points = []
@@ -62,7 +68,7 @@ class HeldOut:
                     break
         return points
 
-    def point(self, index: Searcher, **effort: float) -> tuple[float, float]:
+    def point(self, index: Index, **effort: float) -> tuple[float, float]:
         """(share of a full scan, recall@10) of one effort; of `search(x)` if none is named."""
         recall = recalls(index.search(self.x, TOP, **effort)[1], self.top, TOP).mean()
         return float(index.cost(self.x, TOP, **effort).flops.mean() / self.full), float(recall)
@@ -100,13 +106,13 @@ def plain(task: Task, held_out: HeldOut) -> Row:
     return Row("FAISS IVF, the best", counts, at(every))
 
 
-def measured(name: str, index: Searcher, held_out: HeldOut) -> Row:
+def measured(name: str, index: Index, held_out: HeldOut) -> Row:
     """A row of an index that amips made."""
     assert index.design is not None
     return Row(name, index.design.describe(), at(held_out.points(index)), held_out.point(index))
 
 
-def steps(task: Task, rank: int | None = None) -> Searcher:
+def steps(task: Task, rank: int | None = None) -> Index:
     """Train and build without options, or with a router of this rank."""
     model = amips.train(task, progress=True) if rank is None else amips.train(task, amips.Linear(rank=rank))
     return amips.build(task, model)
@@ -120,7 +126,7 @@ def readme_block() -> str:
     return str(blocks[0])
 
 
-def readme(keys: Floats, log: Floats, x: Floats) -> Searcher:
+def readme(keys: Floats, log: Floats, x: Floats) -> Index:
     """The index that README's block ends with, run where the files are that it speaks of."""
     names = {"x": x}
     with somewhere():
@@ -128,7 +134,7 @@ def readme(keys: Floats, log: Floats, x: Floats) -> Searcher:
         np.save("queries.npy", log)
         exec(compile(readme_block(), README.name, "exec"), names)
     index = names["index"]
-    assert isinstance(index, Searcher)
+    assert isinstance(index, Index)
     return index
 
 

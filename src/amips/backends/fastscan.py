@@ -22,13 +22,12 @@ from amips.vectors import Floats
 
 INDEX = "index.faiss"
 
-FEWEST = 16  # keys: a code of 4 bits has as many values
-
 
 class FastScan(Backend):
     """Settings: `partitions` (cells), `refine`: candidates scored again for each result asked for."""
 
     title, budget = "FAISS IVF, PQ FastScan + refine", "probes"
+    fewest = 16  # a code of 4 bits has as many values
 
     def __init__(self, index: Any, refine: int) -> None:
         self.index, self.refine = index, refine
@@ -44,8 +43,8 @@ class FastScan(Backend):
     def make(cls, inputs: BuildInputs, directory: Path) -> list[str]:
         """Spherical k-means, then codes of half as many parts as there are dimensions."""
         keys, count = inputs.keys, inputs.settings["partitions"]
-        if keys.n < FEWEST:
-            raise AmipsError(f"{cls.title} needs at least {FEWEST} keys, got {keys.n}")
+        if keys.n < cls.fewest:
+            raise AmipsError(f"{cls.title} needs at least {cls.fewest} keys, got {keys.n}")
         if not 1 <= count <= keys.n:
             raise AmipsError(f"partitions={count}: expected 1 to the {keys.n} keys")
         quantizer = faiss.IndexFlatIP(keys.d)

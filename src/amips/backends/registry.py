@@ -24,6 +24,8 @@ BACKENDS = {
     "leanvec": ("leanvec", "LeanVec"),
     "svs": ("svs", "SVS"),
     "usearch": ("usearch", "USearch"),
+    "symphonyqg": ("symphonyqg", "SymphonyQG"),
+    "lorann": ("lorann", "LoRANN"),
     "scann": ("scann", "ScaNN"),
     "soar": ("scann", "SOAR"),
     "pgvector": ("pgvector", "PgVector"),

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from amips.backends.backend import Backend, BuildInputs, Ids, library, one_line, rungs, threads_allowed
+from amips.backends.backend import Backend, BuildInputs, Ids, library, one_line, rungs
+from amips.blas import threads_allowed
 from amips.cells import default_count
 from amips.errors import AmipsError, BundleError
 from amips.vectors import Floats

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from amips.backends.backend import Backend, BuildInputs, Ids, library, threads_allowed
+from amips.backends.backend import Backend, BuildInputs, Ids, library
 from amips.backends.hnsw import BUDGETS
+from amips.blas import threads_allowed
 from amips.errors import AmipsError, BundleError
 from amips.search import Cost
 from amips.vectors import Floats

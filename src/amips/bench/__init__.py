@@ -1,6 +1,6 @@
 """Honest comparison of designs and other libraries' indexes: raw runs, what follows from them, the page."""
 
-from amips.bench.backend_tables import gain_sentences, gain_tables, silent_sentences
+from amips.bench.backend_tables import gain_tables, silent_sentences
 from amips.bench.comparison import bench, identity, index_of
 from amips.bench.derive import (
     Array,
@@ -23,6 +23,7 @@ from amips.bench.lineup import (
     OWN_LABEL,
     backend_systems,
     cells_of,
+    graph_systems,
     load_models,
     own_on_backends,
     own_systems,
@@ -37,7 +38,7 @@ from amips.bench.searchers import CellSearch, budgets, effort
 from amips.bench.summary import SUMMARY, Chart, Grid, Panel, Series, Summary, Table, load_summary
 from amips.bench.systems import EXACT, Mode, System
 from amips.bench.systems_file import read_systems
-from amips.bench.verdict import SMALL, in_words
+from amips.bench.verdict import SMALL, gain_sentences, in_words
 
 __all__ = [
     "EXACT",
@@ -74,6 +75,7 @@ __all__ = [
     "effort",
     "gain_sentences",
     "gain_tables",
+    "graph_systems",
     "identity",
     "in_turns",
     "in_words",

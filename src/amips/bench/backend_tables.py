@@ -1,8 +1,8 @@
 """Backends (ScaNN, pgvector, ...): what a model gains over the same backend searched with x."""
 
-from amips.bench.derive import AXES, Axis, Bootstrap, Family, Metric
+from amips.bench.derive import AXES, Bootstrap, Family, Metric
 from amips.bench.summary import Table
-from amips.bench.verdict import HEADLINES, TARGETS, in_words
+from amips.bench.verdict import TARGETS
 
 
 def pairs(tested: list[Family]) -> list[tuple[Family, Family]]:
@@ -43,30 +43,6 @@ def ratio_row(bootstrap: Bootstrap, base: Family, ours: Family, metric: Metric, 
         text = "-" if ratio is None else str(ratio)
         cells.append(text if base.knows(axis) and ours.knows(axis) else unknown)
     return [f"{metric} {target:.2f}", ours.name, *cells]
-
-
-def gain_sentences(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[str]:
-    """One for each model on each backend, at the highest recall that both reach."""
-    axes: list[tuple[Axis, str]] = [("single/1", "batch 1"), ("batch/1", f"batch {batch:,}")]
-    sentences = []
-    for base, ours in compared:
-        for target in HEADLINES:
-            parts = []
-            for axis, words in axes:
-                ratio = bootstrap.ratio(base, ours, axis, "recall@10", target)
-                if ratio is not None:
-                    parts.append(f"{in_words(ratio, 'time', 'less', 'more')} ({words})")
-            if flops := bootstrap.ratio(base, ours, "flops", "recall@10", target):
-                parts.insert(0, in_words(flops, "FLOPs", "fewer", "more"))
-            if parts:
-                sentences.append(
-                    f"{ours.name}, at recall@10 = {target:.2f} against {base.name} searched with x, one "
-                    f"thread: {', '.join(parts)}."
-                )
-                break
-        else:
-            sentences.append(f"{ours.name} does not reach recall@10 = {HEADLINES[-1]:.2f} where x does.")
-    return sentences
 
 
 def silent_sentences(compared: list[tuple[Family, Family]]) -> list[str]:

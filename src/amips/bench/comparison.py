@@ -28,7 +28,7 @@ from amips.locks import locked
 from amips.metrics import TOP
 from amips.nets import Model
 from amips.resources import plain_resource_errors
-from amips.search import Searcher, calibrated
+from amips.search import Index, calibrated
 from amips.task import Task, load_task
 
 
@@ -157,8 +157,8 @@ def identity(task: Task, settings: Settings) -> dict[str, object]:
     }
 
 
-def index_of(task: Task | str | Path, results: str | Path, system: System) -> Searcher:
-    """What a bench built of a system of cells, with operating points: ready to be saved as a bundle."""
+def index_of(task: Task | str | Path, results: str | Path, system: System) -> Index:
+    """What a bench built of a system of amips's own, with operating points: ready to be saved as a bundle."""
     task = load_task(task)
     store = ResultsStore(results)
     settings = Settings(
@@ -166,6 +166,8 @@ def index_of(task: Task | str | Path, results: str | Path, system: System) -> Se
         seed=check_seed(store.about.get("seed"), error=ResultsError),
     )
     runner = Runner(task, store, settings)
+    if system.graph and system.design is not None:
+        return runner.builder.index(system.design)
     return calibrated(runner.opener.searcher(system), task.val, runner.builder.recall)
 
 

@@ -136,6 +136,16 @@ class Family:
         """The family of the same backend searched with x, for models on a backend."""
         return self.runs[0].run.system.host
 
+    @property
+    def backend(self) -> str | None:
+        """Another library's index, if it is one."""
+        return self.runs[0].run.system.backend
+
+    @property
+    def learns(self) -> bool:
+        """Whether it may learn from the training queries."""
+        return any(measured.run.system.learns for measured in self.runs)
+
     def knows(self, axis: Axis) -> bool:
         """Whether anything is known of this cost."""
         return any(run.cost(axis) is not None for run in self.runs)
@@ -299,6 +309,17 @@ def on_test(runs: Sequence[Run], task: Task) -> list[Family]:
 def on_val(runs: Sequence[Run], task: Task) -> list[Family]:
     """Families on the val queries, for choosing."""
     return families(runs, slice(0, len(task.val)), np.asarray(task.val.top_ids), task.n)
+
+
+SECOND = "FAISS IVF, PQ FastScan + refine"
+
+
+def second_baseline(tested: Sequence[Family]) -> Family | None:
+    """FAISS IVF with PQ FastScan codes and refinement, all its settings as one family, if it was run."""
+    members = [f for f in tested if f.role == "reference" and f.backend == "fastscan"]
+    if len(members) < 2:
+        return members[0] if members else None
+    return Family(SECOND, "reference", [run for family in members for run in family.runs])
 
 
 def baseline(tested: Sequence[Family]) -> Family | None:

@@ -9,7 +9,7 @@ from amips.bench.derive import Family
 from amips.bench.relevance import DEPTH, MEASURES, Qrels, Relevance, difference, measure
 from amips.bench.results import ResultsStore
 from amips.bench.runner import Runner
-from amips.bench.searchers import spent
+from amips.bench.searchers import where_at
 from amips.bench.summary import Table
 from amips.bench.systems import EXACT, System
 from amips.errors import AmipsError
@@ -76,7 +76,7 @@ def relevance_table(
                 d = apart[name_of_measure]
                 text += f" ({d.value:+.4f}, {d.low:+.4f} to {d.high:+.4f})"
             cells.append(text)
-        where = "-" if system.backend == EXACT else f"{system.cells:,} cells, {spent(system, budget)}"
+        where = "-" if system.backend == EXACT else where_at(system, budget)
         rows.append([name, where, *cells])
     assert exact is not None
     note = (

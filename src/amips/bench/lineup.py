@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from amips import native
 from amips.backends import backend_class
 from amips.bench.systems import EXACT, Mode, System
 from amips.builder import Builder
@@ -15,7 +16,7 @@ from amips.task import Task
 SWEEP = (0.5, 1.0, 2.0, 4.0, 10.0)  # cells of the baseline, in units of sqrt(n)
 OWN_SWEEP = (2.0, 4.0, 8.0)  # cells of what `amips.fit` usually makes, in units of sqrt(n)
 
-OWN_LABEL = "amips"
+OWN_LABEL, GRAPH_LABEL = "amips", "amips graph"
 
 
 def sweep(n: int, factors: Sequence[float] = SWEEP) -> list[int]:
@@ -24,11 +25,21 @@ def sweep(n: int, factors: Sequence[float] = SWEEP) -> list[int]:
 
 
 def default_systems(builder: Builder, models: dict[str, Model]) -> list[System]:
-    """Plain IVF over a sweep of cells, amips's own, the models, exact search and HNSW."""
+    """Plain IVF over a sweep of cells, amips's cells and graph, the models; exact search, FastScan, HNSW."""
     task = builder.task
     plain = [System(design) for design in plain_designs(task)]
     references = [System(backend=EXACT), System(backend="hnsw")]
-    return [*plain, *own_systems(builder), *model_systems(task, models), *references]
+    if task.n >= backend_class("fastscan").fewest:
+        references.append(System(backend="fastscan"))
+    own = [*own_systems(builder), *graph_systems(builder)]
+    return [*plain, *own, *model_systems(task, models), *references]
+
+
+def graph_systems(builder: Builder) -> list[System]:
+    """A graph that learns from the log; its codes have the dimensions that the builder measures."""
+    if native.compiled is None or builder.task.n < 2:
+        return []
+    return [System(builder.resolved(Design.graph()), label=GRAPH_LABEL)]
 
 
 def own_systems(builder: Builder, factors: Sequence[float] = OWN_SWEEP) -> list[System]:

@@ -10,17 +10,19 @@ import numpy as np
 from amips.backends import MANIFEST, Backend, DropIn, backend_class
 from amips.backends import build as build_backend
 from amips.backends import load as load_backend
-from amips.bench.searchers import BackendSearch, CellSearch, SystemSearch, budgets, open_exact
+from amips.bench.searchers import BackendSearch, CellSearch, GraphSearch, SystemSearch, budgets, open_exact
 from amips.bench.systems import EXACT, SLUG_DIGEST, System, searches_by_itself
-from amips.builder import Builder
+from amips.builder import Builder, graph_searcher
 from amips.cells import fingerprint_of
 from amips.design import OWN
 from amips.errors import AmipsError, BundleError, ResultsError, RunError
 from amips.nets import Model, load_model
 from amips.routers import check_fits
 from amips.search import Searcher, estimate_routing
+from amips.vectors import Floats
 
-LEARN_FROM = 20_000  # queries, for backends that learn from them
+LEARN_BYTES = 1 << 32  # of queries for backends that learn: all that amips learns from, in most logs
+PREDICT_ROWS = 20_000  # queries whose keys a model predicts at a time
 
 
 class Opener:
@@ -71,11 +73,13 @@ class Opener:
             return open_exact(self.task.key_vectors)
         if searches_by_itself(system):
             return self._by_itself(system)
+        if system.graph and system.design is not None:
+            return GraphSearch(graph_searcher(self.builder, self.builder.resolved(system.design)))
         return CellSearch(system, self.searcher(system))
 
     def searcher(self, system: System) -> Searcher:
         """A system whose cells amips chooses, with the temperature of its stopping rule."""
-        if not system.routed or system.design is None:
+        if not system.routed or system.design is None or system.graph:
             raise AmipsError(f"{system.name} has no cells that amips chooses: it cannot be a bundle")
         model: Any = load_model(system.run) if system.run else OWN
         if system.backend is None:
@@ -102,8 +106,9 @@ class Opener:
     def backend(self, system: System) -> Backend:
         """The backend of a system, kept on disk, and open until another is asked for.
 
-        One that learns from queries learns from those that it will be asked: x, or predicted keys. Both may
-        be searched in turns: such backends are libraries, which have nothing to close.
+        One that learns from queries has all training queries, as amips does, and learns from what it will be
+        asked: x, or predicted keys. Both may be searched in turns: such backends are libraries, which have
+        nothing to close.
         """
         assert system.backend is not None
         folder = self.work / self._folder(system)
@@ -117,9 +122,9 @@ class Opener:
                 raise ResultsError(f"{problem}; delete {folder}") from None
         else:
             shutil.rmtree(folder, ignore_errors=True)  # what an interrupted build left
-            queries = np.asarray(self.task.train.queries[:LEARN_FROM])
+            queries = np.asarray(self.task.train.queries[: max(1, LEARN_BYTES // (4 * self.task.d))])
             if _learns_mapped(system):
-                queries = load_model(system.run).keys(queries)[:, 0]
+                queries = _predicted(load_model(system.run), queries)
             cells = None if system.design is None else self.builder.cells(system.design)
             settings = dict(system.settings)
             keys = self.task.key_vectors
@@ -139,6 +144,12 @@ class Opener:
         if self._backend is not None:
             self._backend[1].close()
             self._backend = None
+
+
+def _predicted(model: Model, queries: Floats) -> Floats:
+    """The predicted top key of each query, [m, d]; a block of queries at a time, as layers take memory."""
+    starts = range(0, len(queries), PREDICT_ROWS)
+    return np.concatenate([model.keys(queries[low : low + PREDICT_ROWS])[:, 0] for low in starts])
 
 
 def _learns_mapped(system: System) -> bool:

@@ -2,15 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.backends import Backend, DropIn, rungs
-from amips.bench.systems import EXACT, System
-from amips.blas import faiss
-from amips.search import DROP_IN_CANDIDATES, Cost, Searcher, mass_bounds
+from amips.backends import Backend, DropIn, backend_class, rungs
+from amips.bench.systems import EXACT, System, searches_by_itself
+from amips.blas import faiss, threads_allowed
+from amips.search import (
+    DROP_IN_CANDIDATES,
+    MARGINS,
+    Cost,
+    GraphSearcher,
+    Searcher,
+    margin_ladder,
+    mass_bounds,
+)
 from amips.vectors import Floats, Vectors
 
 Ids = NDArray[np.int64]
@@ -69,6 +78,31 @@ class CellSearch:
 
 
 @dataclass(frozen=True)
+class GraphSearch:
+    """A graph; the budget is the number of a margin."""
+
+    searcher: GraphSearcher
+
+    def search(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
+        """Walk with x."""
+        threads = None if len(x) == 1 else threads_allowed()  # one query has one thread
+        return self.searcher.search(x, k, margin=self._margins[budget], threads=threads)
+
+    def cost(self, x: Floats, k: int, budget: int) -> Cost:
+        """Projection, neighbours and what is scored again."""
+        return self.searcher.cost(x, k, margin=self._margins[budget])
+
+    @property
+    def ways(self) -> dict[str, Search]:
+        """One way."""
+        return {"amips": self.search}
+
+    @cached_property
+    def _margins(self) -> list[float]:
+        return margin_ladder(self.searcher)
+
+
+@dataclass(frozen=True)
 class ExactSearch:
     """Every key; there is no budget."""
 
@@ -124,14 +158,27 @@ def budgets(system: System) -> list[int]:
     """The ladder of a system, from cheap to dear; for cells 1, 2, 3, 4, 6, 8, 12, 17, ... up to all."""
     if system.backend == EXACT:
         return [1]
+    if system.graph:
+        return list(range(MARGINS))
     assert system.design is not None
     return list(range(len(mass_bounds()))) if system.design.stop == "mass" else rungs(system.cells)
 
 
 def spent(system: System, budget: int) -> str:
-    """What a budget of a system of cells means, in words."""
+    """What a budget means, in words."""
+    if system.graph:
+        return f"margin {budget} of {MARGINS}"
+    if system.backend == EXACT:
+        return "every key"
+    if searches_by_itself(system):
+        return f"{backend_class(str(system.backend)).budget} {budget:,}"
     bound = effort(system, budget).get("min_mass")
     return f"{budget:,} probes" if bound is None else f"cells with a mass of at least {bound:.2g}"
+
+
+def where_at(system: System, budget: int) -> str:
+    """The cells of a system, if it has any, and what a budget means."""
+    return (f"{system.cells:,} cells, " if system.cells else "") + spent(system, budget)
 
 
 def faiss_search(index: Any) -> Search:

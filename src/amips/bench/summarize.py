@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from amips.backends import backend_class
 from amips.bench.backend_tables import (
-    gain_sentences,
     gain_tables,
     pairs,
     ratio_head,
@@ -17,6 +15,7 @@ from amips.bench.backend_tables import (
 )
 from amips.bench.derive import (
     AXES,
+    SECOND,
     Axis,
     Bootstrap,
     Family,
@@ -25,6 +24,7 @@ from amips.bench.derive import (
     baseline,
     on_test,
     on_val,
+    second_baseline,
     within,
     yardstick_seconds,
 )
@@ -32,9 +32,10 @@ from amips.bench.facts import facts, top_scores, training_curves
 from amips.bench.machine import describe_machine, threads
 from amips.bench.results import Run
 from amips.bench.runner import Runner, Settings
+from amips.bench.searchers import spent
 from amips.bench.summary import Chart, Panel, Series, Summary, Table
-from amips.bench.systems import System, searches_by_itself
-from amips.bench.verdict import TARGETS, best_system, give_verdict
+from amips.bench.systems import System
+from amips.bench.verdict import TARGETS, best_system, gain_sentences, give_verdict
 from amips.design import RouterSpec
 from amips.metrics import front
 from amips.task import Task
@@ -65,7 +66,7 @@ def summarize(runner: Runner, systems: list[System]) -> Summary:
         title=f"Learned search on {task.n:,} keys",
         verdict=verdict.sentences,
         tables=[
-            _ratio_table(tested, bootstrap, batch),
+            *_ratio_tables(tested, bootstrap, batch),
             *gain_tables(compared, bootstrap, batch),
             _cost_table(tested, seconds, task),
             _point_table(tested, seconds, task),
@@ -133,30 +134,39 @@ def _cost_table(tested: list[Family], seconds: dict[str, float], task: Task) -> 
             [
                 f"{cost['metric']} {cost['recall']:.2f}",
                 cost["family"],
+                "yes" if family.learns else "no",
                 *(unknown if v is None else f"{v:.2%}" for v in fractions),
                 *("-" if v is None else f"{v * 1e6:,.0f}" for v in times),
             ]
         )
-    head = ["recall", "routed by", "FLOPs, share of a full scan", "keys scanned"]
+    head = ["recall", "searched by", "learns from the log", "FLOPs, share of a full scan", "keys scanned"]
     head += ["us: batch 1, 1 thread", "batch 1, all", "large batch, 1 thread", "large batch, all"]
-    note = "Each the best over all its numbers of cells and probes; between measured points, interpolated."
+    note = (
+        "Each the best over all its numbers of cells and efforts; between measured points, interpolated. "
+        "What learns from the log was given all training queries; the others know only the keys."
+    )
     return Table("What a recall costs", head, rows, note)
 
 
-def _ratio_table(tested: list[Family], bootstrap: Bootstrap, batch: int) -> Table:
-    base = baseline(tested)
-    rows = []
-    for metric, target in TARGETS:
-        for family in tested:
-            if base is None or family.role != "contender" or family.host is not None:
-                continue
-            rows.append(ratio_row(bootstrap, base, family, metric, target))
-    note = (
-        "How many times less than the best centroid routing: above 1 is a gain. In brackets the 95 % "
-        "bootstrap interval over queries, for times over rounds too, where it is known; - where one does not "
-        "reach the recall; not taken where one thread is all there is."
-    )
-    return Table("Against the best FAISS IVF", ratio_head("routed by", batch), rows, note)
+def _ratio_tables(tested: list[Family], bootstrap: Bootstrap, batch: int) -> list[Table]:
+    """Every contender against plain IVF, and against IVF with FastScan codes, where these were run."""
+    ours = [family for family in tested if family.role == "contender" and family.host is None]
+    bases = {
+        "Against the best FAISS IVF": (baseline(tested), "the best centroid routing"),
+        "Against FAISS IVF with FastScan codes": (second_baseline(tested), SECOND),
+    }
+    tables = []
+    for title, (base, words) in bases.items():
+        if base is None:
+            continue
+        rows = [ratio_row(bootstrap, base, one, metric, at) for metric, at in TARGETS for one in ours]
+        note = (
+            f"How many times less than {words}: above 1 is a gain. In brackets the 95 % bootstrap interval "
+            "over queries, for times over rounds too, where it is known; - where one does not reach the "
+            "recall; not taken where one thread is all there is."
+        )
+        tables.append(Table(title, ratio_head("searched by", batch), rows, note))
+    return tables
 
 
 def _point_table(tested: list[Family], seconds: dict[str, float], task: Task) -> Table:
@@ -171,17 +181,17 @@ def _point_table(tested: list[Family], seconds: dict[str, float], task: Task) ->
             rows.append(
                 [
                     family.name,
-                    f"{run.system.cells:,}" if run.system.routed else "-",
-                    f"{run.budget:,}",
+                    f"{run.system.cells:,}" if run.system.routed and run.system.cells else "-",
+                    spent(run.system, run.budget),
                     *(f"{point[m]:.3f}" for m in ("recall@1", "recall@10", "recall@0.1%", "mrr")),
                     *(f"{point[p] / 1e6:.2f}" if p in point else "-" for p in ("network", "coarse", "scan")),
                     f"{point['scanned'] / task.n:.2%}" if "scanned" in point else "-",
                     *("-" if t is None else f"{t * 1e6:,.0f}" for t in times),
                 ]
             )
-    head = ["routed by", "cells", "probes", "recall@1", "recall@10", "recall@0.1%", "MRR"]
+    head = ["searched by", "cells", "effort", "recall@1", "recall@10", "recall@0.1%", "MRR"]
     head += ["MFLOP: network", "coarse", "scan", "keys scanned", "us, batch 1", "us, large batch"]
-    return Table("The best points of each", head, rows, f"One thread.{_budgets_of(tested)}")
+    return Table("The best points of each", head, rows, "One thread.")
 
 
 def _charts(tested: list[Family], seconds: dict[str, float], task: Task) -> list[Chart]:
@@ -198,7 +208,7 @@ def _charts(tested: list[Family], seconds: dict[str, float], task: Task) -> list
             panels = [panel for panel in panels if panel.series]
             if panels:
                 slug = f"{metric.replace('@', '')}-{name}"
-                caption = "The front of each way of routing, over all its numbers of cells and probes."
+                caption = "The front of each way to search, over all its numbers of cells and efforts."
                 charts.append(Chart(slug, f"{metric[0].upper()}{metric[1:]} {words}", panels, caption))
     return charts
 
@@ -216,36 +226,31 @@ def _panel(tested: list[Family], axis: Axis, metric: Metric, seconds: dict[str, 
         texts = []
         for i in best:
             run = family.runs[int(i)].run
-            where = f"{run.system.name}, {_budget_of(run.system)}"
+            where = f"{run.system.name}, {spent(run.system, run.budget)}"
             shown = f"{cost[i] * unit:.4g}"
-            texts.append(f"{where} {run.budget:,}: {metric} {recall[i]:.4f}, {AXES[axis]} {shown}")
+            texts.append(f"{where}: {metric} {recall[i]:.4f}, {AXES[axis]} {shown}")
         role: Any = family.role
         points = [float(v) for v in cost[best] * unit]
         series.append(Series(family.name, points, [float(v) for v in recall[best]], texts, "line", role))
     return Panel("", AXES[axis], metric, series, log_x=True)
 
 
-def _budget_of(system: System) -> str:
-    """What a budget counts."""
-    if searches_by_itself(system) and system.backend is not None:
-        return backend_class(system.backend).budget
-    return "probes"
-
-
-def _budgets_of(tested: list[Family]) -> str:
-    """The budgets of backends that search by themselves, for a note."""
-    systems = [family.runs[0].run.system for family in tested]
-    own = {backend_class(str(s.backend)).title: _budget_of(s) for s in systems if _budget_of(s) != "probes"}
-    return "".join(f" For {title} the budget is {budget}." for title, budget in own.items())
-
-
 def _cells_of(runs: list[Run]) -> str:
     """Which numbers of cells each family could choose from: not all need have the same."""
     counts: dict[str, set[int]] = {}
     for run in runs:
-        if run.system.routed:
+        if run.system.routed and run.system.cells:
             counts.setdefault(run.system.family, set()).add(run.system.cells)
     return "; ".join(f"{name} {', '.join(f'{c:,}' for c in sorted(cells))}" for name, cells in counts.items())
+
+
+def _split(task: Task) -> str:
+    """How queries were held out, in a sentence."""
+    if task.shares_sources:
+        return (
+            "The split is by rows, after noise was added: test queries have relatives that were trained on."
+        )
+    return "The split is by source query, before noise is added."
 
 
 def _method(task: Task, settings: Settings, batch: int, runs: list[Run]) -> list[str]:
@@ -256,15 +261,15 @@ def _method(task: Task, settings: Settings, batch: int, runs: list[Run]) -> list
     return [
         f"Recall and costs are of {len(task.test):,} test queries that nothing was trained on; the contender "
         f"of the verdict was chosen on {len(task.val):,} val queries. Fronts over cells and probes are those "
-        "of the test queries, for both sides alike. The split is by source query, before noise is added. "
-        "Ground truth is exact.",
+        f"of the test queries, for both sides alike. {_split(task)} Ground truth is exact.",
         "The baseline is FAISS IVF with spherical k-means and inner products, at every number of cells of "
         "the sweep; its Pareto front over all of them is what others are compared with. Numbers of cells: "
         f"{_cells_of(runs)}. A model that scores cells has only those that it was trained on. Times of the "
         "baseline are the faster of FAISS's own search (flat storage) and of the scan that the contenders "
         "use. A contender's ladder ends where it scans a fifth of the keys.",
         "FLOPs are counted from shapes and list sizes for each query: network, coarse scores and scan; a "
-        "multiply-add is 2. HNSW counts the distances it computed.",
+        "multiply-add is 2. HNSW and graphs count the distances they computed; amips's graph may score a key "
+        "more than once.",
         f"Times are for k = {settings.k}, warm, {rounds} rounds, on 1 and on {threads()} threads: at batch 1 "
         f"the median of {singles} queries, at batch {batch:,} the mean of the batch; queries drawn from the "
         "test queries. Systems on the same cells take turns, and each time is taken right after that of a "

@@ -25,6 +25,7 @@ class System:
 
         System(Design.plain(632))                               # FAISS IVF: the baseline
         System(Design(1265))                                    # amips's own
+        System(Design.graph())                                  # ... along the edges of a graph
         System(Design.plain(632), run=RUN, mode="drop-in")      # a trained model on plain cells
         System(backend="hnsw", settings=(("links", 16),))       # another library's index, searched with x
         System(backend="scann", run=RUN, mode="drop-in-rescored")
@@ -68,6 +69,8 @@ class System:
     def _check_cells(self) -> None:
         if self.design is None:
             raise AmipsError("system: give a design, a backend, or both")
+        if self.run and self.graph:
+            raise AmipsError("system: a graph has no cells that a model could choose: leave the run out")
         if self.settings:
             raise AmipsError(f"system: {self.settings[0][0]} is a setting of a backend, and there is none")
         if self.design.router == OWN and not self.run:
@@ -79,6 +82,8 @@ class System:
                 raise AmipsError("system: backend 'exact' scores every key: it has no design, run, settings")
             return
         kind = backend_class(name)  # refuses an unknown name
+        if self.graph:
+            raise AmipsError("system: a graph is amips's own: give the design or the backend")
         if self.design is not None and not kind.routable:
             raise AmipsError(f"system: the cells of {kind.title} cannot be addressed: leave the design out")
         if self.run and (self.mode == "drop-in" or (self.mode == "cells" and self.design is None)):
@@ -100,8 +105,8 @@ class System:
 
     @property
     def cells(self) -> int:
-        """How many cells it has that are chosen among; 0 if it has none."""
-        return 0 if self.design is None else self.design.cells
+        """How many cells it has that are chosen among; 0 if it has none, as a graph."""
+        return 0 if self.design is None or self.graph else self.design.cells
 
     @property
     def routed(self) -> bool:
@@ -109,6 +114,20 @@ class System:
         if self.design is None:
             return False
         return self.backend is None or (self.mode == "cells" and self.design.router is not None)
+
+    @property
+    def graph(self) -> bool:
+        """Whether it walks a graph of amips's own."""
+        return self.design is not None and self.design.structure == "graph"
+
+    @property
+    def learns(self) -> bool:
+        """Whether it may learn from the training queries; otherwise it knows only the keys."""
+        if self.run:
+            return True
+        if self.backend not in (None, EXACT):
+            return backend_class(str(self.backend)).learns or self.routed
+        return self.design is not None and (self.design.learned or self.design.storage == "lean")
 
     @property
     def role(self) -> Role:
@@ -135,6 +154,8 @@ class System:
         if self.backend is not None:
             return f"{self._backend_title}: {name}"
         assert self.design is not None
+        if self.graph and not self.label:
+            name = f"graph of degree {self.design.degree}" + (", learned" if self.design.query_aware else "")
         return name + ("" if self.design.storage == "flat" else f", {self.design.storage}")
 
     @property
@@ -159,14 +180,15 @@ class System:
     @property
     def name(self) -> str:
         """Its name in full."""
-        return f"{self.family}, {self.cells:,} cells" if self.routed else self.family
+        return f"{self.family}, {self.cells:,} cells" if self.routed and self.cells else self.family
 
     @property
     def slug(self) -> str:
         """A file name: readable, and different for different systems. A run is what its weights are."""
         described = {**self.to_json(), "label": "", "run": self._run_identity()}
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:SLUG_DIGEST]
-        words = [self.backend or "cells", *([str(self.cells)] if self.cells else [])]
+        structure = "cells" if self.design is None else self.design.structure
+        words = [self.backend or structure, *([] if self.design is None else [str(self.design.cells)])]
         if self.run:
             words += ["model", self.mode]
         elif self.routed and self.design is not None:

@@ -16,6 +16,12 @@ dimensions = 160                # of lean storage; measured if it is left out
 label = "amips"
 
 [[system]]
+structure = "graph"             # storage is "lean" if it is left out; "flat" or "sq8" otherwise
+degree = 32
+query_aware = 1                 # 0: edges of the keys alone
+label = "amips graph"
+
+[[system]]
 backend = "hnsw"                # "exact", or one of amips.backends; its settings stand beside it
 links = 16
 
@@ -25,11 +31,13 @@ router = "runs/keynet"          # beside this file
 mode = "drop-in-rescored"       # or "cells", "drop-in"
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from amips.arguments import check_choice
 from amips.bench.systems import System
-from amips.design import Design
+from amips.design import Design, Structure
 from amips.errors import AmipsError
 from amips.nets import Linear, Recipe
 from amips.untrusted import read_toml
@@ -45,6 +53,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "spill_fraction": (int, float),
     "storage": (str,),
     "dimensions": (int,),
+    "structure": (str,),
     "backend": (str,),
     "mode": (str,),
     "label": (str,),
@@ -70,6 +79,7 @@ def read_systems(path: str | Path) -> list[System]:
 
 def _system(entry: dict[str, Any], path: Path) -> System:
     settings = {name: value for name, value in entry.items() if name not in KINDS}
+    degree = settings.pop("degree", None) if entry.get("structure") == "graph" else None
     if settings and "backend" not in entry:
         known = ", ".join(KINDS)
         raise AmipsError(f"{path}: {next(iter(settings))!r} is not a setting of a system; it has {known}")
@@ -77,12 +87,25 @@ def _system(entry: dict[str, Any], path: Path) -> System:
         if name in entry and type(entry[name]) not in kinds:  # a bool is an int in Python, and no number here
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise AmipsError(f"{path}: {name}={entry[name]!r}: expected {expected}")
+    if check_choice("structure", entry.get("structure", "cells"), Structure) == "graph":
+        return _graph(entry, degree, path)
     router = entry.get("router", CENTROID)
     run = ""
     if router not in (CENTROID, LINEAR):
         run = router if Path(router).is_absolute() else str(path.parent / router)
     others = {name: entry[name] for name in ("backend", "mode", "label") if name in entry}
     return System(_design(entry, router, path), run=run, settings=tuple(settings.items()), **others)
+
+
+def _graph(entry: dict[str, Any], degree: Any, path: Path) -> System:
+    """A graph of amips's own; AmipsError if it is said to have what cells have."""
+    known = ("structure", "query_aware", "storage", "dimensions", "label")
+    if wrong := [name for name in entry if name not in (*known, "degree")]:
+        raise AmipsError(f"{path}: {wrong[0]}: a graph has none")
+    options: dict[str, Any] = {name: entry[name] for name in ("storage", "dimensions") if name in entry}
+    options |= {} if degree is None else {"degree": degree}
+    design = replace(Design.graph(**options), query_aware=entry.get("query_aware", 1))
+    return System(design, label=entry.get("label", ""))
 
 
 def _design(entry: dict[str, Any], router: str, path: Path) -> Design | None:

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio, baseline
-from amips.bench.searchers import spent
+from amips.bench.derive import Axis, Bootstrap, Family, Metric, Ratio, baseline, second_baseline
+from amips.bench.searchers import where_at
 from amips.bench.systems import System
 
 TARGETS: tuple[tuple[Metric, float], ...] = (
@@ -66,12 +66,14 @@ def give_verdict(
     more: list[str] | None = None,
 ) -> Verdict:
     """What a person wants to know: does it pay, how much, where not, what else there is; then `more`."""
-    base = baseline(tested)
+    base, second = baseline(tested), second_baseline(tested)
     name = choose(on_val)
     ours = next((family for family in tested if family.name == name), None)
     sentences = []
     if base is not None and ours is not None:
         sentences = _comparison(base, ours, bootstrap, queries, batch)
+    if second is not None and ours is not None:
+        sentences += gain_sentences([(second, ours)], bootstrap, batch)
     sentences += [*_references(tested, ours or base, seconds, batch), *(more or [])]
     return Verdict(sentences or ["Nothing was compared: there is no baseline, or nothing beside it."], name)
 
@@ -176,6 +178,42 @@ def _references(
     return sentences
 
 
+def gain_sentences(compared: list[tuple[Family, Family]], bootstrap: Bootstrap, batch: int) -> list[str]:
+    """What one costs against another (base, ours), at the highest recall that both reach, one for each."""
+    axes: list[tuple[Axis, str]] = [("single/1", "batch 1"), ("batch/1", f"batch {batch:,}")]
+    sentences = []
+    for base, ours in compared:
+        for target in HEADLINES:
+            parts = []
+            for axis, words in axes:
+                ratio = bootstrap.ratio(base, ours, axis, "recall@10", target)
+                if ratio is not None:
+                    parts.append(f"{in_words(ratio, 'time', 'less', 'more')} ({words})")
+            if flops := bootstrap.ratio(base, ours, "flops", "recall@10", target):
+                parts.insert(0, in_words(flops, "FLOPs", "fewer", "more"))
+            if parts:
+                sentences.append(
+                    f"{ours.name}, at recall@10 = {target:.2f} against {base.name}{_asked(base, ours)}, "
+                    f"one thread: {', '.join(parts)}."
+                )
+                break
+        else:
+            least = HEADLINES[-1]
+            missed = [f for f in (ours, base) if math.isnan(f.cost_at("single/1", "recall@10", least))]
+            why = (
+                f"{missed[0].name} does not reach recall@10 = {least:.2f}"
+                if missed
+                else "too little is known"
+            )
+            sentences.append(f"{ours.name} against {base.name}: {why}.")
+    return sentences
+
+
+def _asked(base: Family, ours: Family) -> str:
+    """How a backend was searched, where the other is the same backend with a model."""
+    return " searched with x" if ours.host == base.name else ""
+
+
 def in_words(ratio: Ratio, what: str, less: str, more: str) -> str:
     """ "1.9x fewer FLOPs", "1.2x more time" or "the same FLOPs"."""
     if not (ratio.known or ratio.better or ratio.worse):
@@ -189,7 +227,7 @@ def _cells(family: Family, target: float) -> str:
     nearest = family.nearest("flops", "recall@10", target)
     if nearest is None:
         return "not reached"
-    return f"{nearest.run.system.cells:,} cells, {spent(nearest.run.system, nearest.run.budget)}"
+    return where_at(nearest.run.system, nearest.run.budget)
 
 
 def _listed(values: list[float]) -> str:
