@@ -10,6 +10,7 @@ import click
 from amips.cli import echo, output, path, print_summary, run_command
 from paper import EXPERIMENTS, run_experiment
 from paper.page import collect, write_pages
+from paper.workspace import SCALES
 
 STOPPED = "stopped; the same command continues where it was"
 
@@ -17,7 +18,7 @@ Options = list[Callable[[Any], Any]]
 COMMON: Options = [
     click.option("--data", required=True, type=path, help="A directory with keys and queries."),
     click.option("--out", required=True, type=output, help="Experiments with the same share their models."),
-    click.option("--scale", type=click.Choice(["smoke", "small", "full"]), default="small"),
+    click.option("--scale", type=click.Choice([*SCALES]), default="small"),
     click.option("--seed", default=0),
 ]
 MORE: dict[str, Options] = {

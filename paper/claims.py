@@ -6,6 +6,7 @@ from typing import Any
 
 from amips.bench import Summary
 from amips.errors import ResultsError
+from amips.task import BY_SOURCE
 
 CLAIMS = "claims"  # where the values of a summary keep them
 
@@ -19,12 +20,14 @@ class Claim:
         where: the section and the figure or table of the paper.
         held: True if it was measured here too, False if it was not; None if the measurement does not decide.
         evidence: what was measured, a clause without a full stop.
+        split: how queries were held out: by "source", or by "rows", the paper's way, after noise was added.
     """
 
     text: str
     where: str
     held: bool | None
     evidence: str
+    split: str = BY_SOURCE
 
     def sentence(self) -> str:
         """The evidence, and what it says of the claim."""

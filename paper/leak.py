@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from amips import KeyNet, exact, label
 from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
+from amips.builder import Builder
 from amips.files import partial
 from amips.task import Split, Task
 from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
-from paper.claims import claim_values
+from paper.claims import claim_values, verdict
 from paper.leak_search import search_chart, search_sentences, search_table, searched
 from paper.mappers import per_row
+from paper.one_index import chart, claims, one_index, table
 from paper.workspace import Workspace
 
 Doubles = NDArray[np.float64]
@@ -64,7 +66,13 @@ class Plan:
 
 
 def plan(
-    distinct: Ids, test: NDArray[np.bool_], leaky: int, copies: int, most: int | None, seed: int
+    distinct: Ids,
+    test: NDArray[np.bool_],
+    leaky: int,
+    copies: int,
+    most: int | None,
+    seed: int,
+    sources: int | None = None,
 ) -> Plan:
     """Draw the pool, its split row by row as the authors do it, and the held-out sources.
 
@@ -74,15 +82,20 @@ def plan(
         leaky: how many leaky rows there are; a tenth of the pool if that is fewer.
         copies: noisy copies of each source.
         most: rows in the pool, at most.
+        sources: queries in the pool, at most.
     """
     rng = np.random.default_rng([seed, 4])
     each = 1 + copies
     pool, held_out = distinct[~test], distinct[test]
-    if most is not None and len(pool) * each > most:
-        pool = np.sort(rng.choice(pool, max(1, most // each), replace=False))
+    wanted = len(pool) if most is None else max(1, most // each)
+    wanted = min(wanted, len(pool) if sources is None else sources)
+    if wanted < len(pool):
+        pool = np.sort(rng.choice(pool, wanted, replace=False))
     rows = len(pool) * each
-    split = np.full(rows + len(held_out) * each, "test", "<U5")
+    split = np.full(rows + len(held_out) * each, "", "<U5")
     split[:rows] = "train"
+    # One row of each: rows of one source are alike, and all of them have to be labelled.
+    split[rows + np.arange(len(held_out)) * each + rng.integers(each, size=len(held_out))] = "test"
     split[rng.permutation(rows)[: min(leaky, max(1, rows // 10))]] = "val"
     return Plan(np.concatenate([pool, held_out]), each, split)
 
@@ -111,10 +124,11 @@ def prepare(workspace: Workspace) -> tuple[Plan, Task]:
     """The rows of both splits, labelled: `val` of the task is leaky, `test` is not."""
     distinct = np.flatnonzero(first_equal(workspace.queries) == np.arange(workspace.queries.n))
     # Half as many rows as the scale has training queries: labelling them is most of the work.
-    most = None if workspace.scale.queries is None else workspace.scale.queries // 2
-    copies = max(COPIES, workspace.scale.copies)
-    test, size = workspace.split[distinct] == "test", workspace.scale.held_out
-    planned = plan(distinct, test, size, copies, most, workspace.seed)
+    scale = workspace.scale
+    most = None if scale.queries is None or scale.sources is not None else scale.queries // 2
+    copies = max(COPIES, scale.copies)
+    test = workspace.split[distinct] == "test"
+    planned = plan(distinct, test, scale.held_out, copies, most, workspace.seed, scale.sources)
     rows = write_rows(workspace.work / "leak.npy", workspace.queries, planned, workspace.seed)
     task = label(
         workspace.keys,
@@ -190,14 +204,17 @@ def run(workspace: Workspace) -> Summary:
         "samples": int(net.about["samples"]),
         "times_seen": net.about["samples"] / len(task.train),
         "search": searched(workspace, task, workspace.run_directory("leak", task)),
-        **claim_values([]),  # the paper says nothing of how it splits
+        "one_index": one_index(task, net, splits, sources, Builder(task, workspace.work / "leak-designs")),
     }
+    findings = claims(values["one_index"])
+    values |= claim_values(findings)
     return Summary(
         name="leak",
         title="What noise before the split is worth",
-        verdict=sentences(values),
-        tables=[_table(values), search_table(values["search"])],
+        verdict=[*verdict(findings), *sentences(values)],
+        tables=[table(values["one_index"]), _table(values), search_table(values["search"])],
         charts=[
+            chart(values["one_index"]),
             _errors_chart(rows["leaky"]["erel"], rows["held_out"]["erel"]),
             search_chart(values["search"]),
         ],

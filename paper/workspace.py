@@ -42,6 +42,7 @@ class Scale:
     sizes: tuple[str, ...]  # of networks, where an experiment varies them
     rounds: int  # times that a time is taken
     router_minutes: float  # training of each linear router, at most: it ends when val stops improving
+    sources: int | None = None  # queries that the paper's split is made of, with `copies` each
 
     @property
     def budget(self) -> str:
@@ -52,6 +53,10 @@ class Scale:
 SCALES = {
     "smoke": Scale("smoke", 1500, 2000, 200, 1, None, 4096, "default", ("XS",), 2, 0.02),
     "small": Scale("small", 100_000, 200_000, 2000, 0, 1.5, None, "default", ("XS", "S"), 3, 0.75),
+    # The paper's ratios (parameters and samples for each source query), not its sizes: see paper/README.md.
+    "replica": Scale(
+        "replica", 100_000, 20_000, 1000, 32, None, 13_600_000, "default", ("XS",), 3, 0.75, sources=3000
+    ),
     "full": Scale("full", None, None, 1000, 4, None, 1_000_000_000, "paper", ("XS", "S", "M", "L"), 10, 30.0),
 }
 

@@ -567,7 +567,7 @@ class TestUpdates:
 
 class TestBatches:
     def batches(self, task, rank=0, world=1, seed=0, **options):
-        return Batches(task, Recipe(**options), seed, rank, world, CPU)
+        return Batches(task, Recipe(**options), seed, rank, world, CPU, kind="key")
 
     def test_an_epoch_holds_every_row_once(self, task):
         made = self.batches(task, batch=48)
@@ -615,6 +615,16 @@ class TestBatches:
                     assert all(getattr(g, field) is None for g in got)
                 else:
                     assert torch.equal(torch.cat([getattr(g, field) for g in got]), value)
+
+    def test_a_support_net_draws_gradients_from_two_cells_on(self, task):
+        """Nine tenths of the time went into gradients of cells that one batch hardly needs."""
+        support = Batches(task, Recipe(batch=32), 0, 0, 1, CPU, kind="support")
+        assert support(0).cells.shape == (32, 2)
+        assert Batches(task, Recipe(batch=32, sampled_gradients=0), 0, 0, 1, CPU)(0).cells is None
+        assert Recipe().cells_drawn("support", 2) == 0
+        assert Recipe().cells_drawn("support", 3) == 2
+        assert Recipe().cells_drawn("key", 16) == 0
+        assert Recipe().cells_drawn("key", 17) == 8
 
     def test_order_of_asking_does_not_matter(self, task):
         forward, jumping = (self.batches(task, batch=64) for _ in range(2))

@@ -198,7 +198,9 @@ class TestRun:
 
     def test_the_model_is_the_average(self, task, tmp_path):
         """Of the best step, which is the last one if every evaluation is better than those before."""
-        model = train(task, tmp_path / "run", recipe=amips.Recipe(rate=3e-3), samples=3200)
+        model = train(
+            task, tmp_path / "run", recipe=amips.Recipe(rate=3e-3, sampled_gradients=0), samples=3200
+        )
         assert model.about["best_step"] == 100
         state = load_file(tmp_path / "run" / "checkpoint.safetensors")
         np.testing.assert_array_equal(model.weights["Wx.0"], state["averages/free.Wx_0"])
@@ -413,7 +415,7 @@ class TestResume:
     def test_with_sampled_cells_and_softplus(self, task, tmp_path, monkeypatch):
         options = {
             "network": amips.SupportNet(width=8, depth=3, nonnegative="softplus", residual=True),
-            "recipe": amips.Recipe(all_cells_up_to=2, sampled_cells=3),
+            "recipe": amips.Recipe(sampled_gradients=3),
         }
         train(task, tmp_path / "whole", **options)
         with at_step(monkeypatch, 8, ctrl_c), pytest.raises(amips.TrainingInterrupted):

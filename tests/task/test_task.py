@@ -804,3 +804,75 @@ class TestDefaults:
         assert again.fingerprints["cells"] != task.fingerprints["cells"]
         assert again.fingerprints["quantizer"] != task.fingerprints["quantizer"]
         assert amips.task.load_task(task.path).fingerprints == task.fingerprints
+
+
+class TestSplitByRows:
+    """The paper's way: noise first, then rows at random."""
+
+    def make(self, world, out, **options):
+        return amips.label(
+            *world, split="rows", cells=1, copies=4, val=150, test=100, k=5, out=out, **options
+        )
+
+    def test_every_row_is_in_one_split_and_sources_in_several(self, world, tmp_path):
+        task = self.make(world, tmp_path / "t")
+        queries = world[1]
+        assert (len(task.val), len(task.test)) == (150, 100)
+        assert len(task.train) == 5 * len(queries) - 250
+        sources = np.concatenate([task.train.source, task.val.source, task.test.source])
+        np.testing.assert_array_equal(np.bincount(sources), 5)
+        assert np.isin(task.val.source, task.train.source).mean() > 0.99
+        assert task.shares_sources
+        assert "have relatives in train" in repr(task)
+
+    def test_one_row_of_each_query_is_the_query_itself(self, world, tmp_path):
+        task = self.make(world, tmp_path / "t", noise=0.05)
+        rows = np.concatenate([np.asarray(s.queries) for s in (task.train, task.val, task.test)])
+        source = np.concatenate([s.source for s in (task.train, task.val, task.test)])
+        unit = world[1] / np.linalg.norm(world[1], axis=1, keepdims=True)
+        away = np.linalg.norm(rows - unit[source], axis=1)
+        np.testing.assert_array_equal(np.bincount(source[away < 1e-6]), 1)
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+        spread = away[away >= 1e-6]
+        assert 0.5 < np.median(spread) / (0.05 * np.sqrt(world[1].shape[1])) < 1.5
+        assert len(np.unique(rows, axis=0)) == len(rows)  # no two copies have the same noise
+
+    def test_targets_are_exact(self, world, tmp_path):
+        task = self.make(world, tmp_path / "t")
+        for split in (task.val, task.test):
+            true = labeller.top_k(world[0], np.asarray(split.queries), 5)[1]
+            np.testing.assert_array_equal(split.top_ids, true)
+
+    def test_the_same_seed_gives_the_same_task_and_it_loads(self, world, tmp_path):
+        a, b = self.make(world, tmp_path / "a"), self.make(world, tmp_path / "b")
+        np.testing.assert_array_equal(np.asarray(a.train.queries), np.asarray(b.train.queries))
+        np.testing.assert_array_equal(a.val.source, amips.task.load_task(tmp_path / "a").val.source)
+        other = self.make(world, tmp_path / "c", seed=1)
+        assert (np.asarray(other.val.source) != np.asarray(a.val.source)).any()
+        with pytest.raises(TaskError, match="other inputs"):
+            amips.label(*world, cells=1, copies=4, val=150, test=100, k=5, out=tmp_path / "a")
+
+    def test_what_is_built_of_it_says_what_its_recall_is_of(self, world, tmp_path):
+        task = amips.label(*world, split="rows", cells=8, copies=2, val=100, test=100, k=10)
+        with pytest.warns(UserWarning, match="of queries that come again, not of new ones"):
+            amips.build(task)
+
+    def test_source_is_the_default(self, world, tmp_path):
+        plain = amips.label(*world, cells=1, copies=1, out=tmp_path / "a", **SMALL)
+        named = amips.label(*world, cells=1, copies=1, split="source", out=tmp_path / "a", **SMALL)
+        assert plain.path == named.path
+        assert not named.shares_sources
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"split": "row"}, "split='row'"),
+            ({"split": "rows", "noisy_splits": ("val",)}, "noise comes first, and is in every split"),
+            ({"split": "rows", "val": 10**6}, "too few to hold out"),
+        ],
+    )
+    def test_one_line(self, world, tmp_path, options, words):
+        with pytest.raises(amips.AmipsError, match=words) as caught:
+            amips.label(*world, cells=1, copies=2, out=tmp_path / "t", **options)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "t").exists()

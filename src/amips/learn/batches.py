@@ -118,8 +118,10 @@ class Batches(_Rows):
         world: int,
         device: torch.device,
         routed: Task | None = None,
+        kind: str = "support",
     ) -> None:
         super().__init__(task, recipe, seed, rank, world, device)
+        self.drawn = recipe.cells_drawn(kind, task.c)
         _need_cell_targets(task)
         self.top = TopCells(routed or task, recipe) if recipe.route_weight else None
         self.keys = _tensor(task.keys)
@@ -132,12 +134,12 @@ class Batches(_Rows):
         rows = self.part(step)
         sigma, ids = self.sigma[rows], self.ids[rows].long()
         cells = signs = None
-        if self.c > self.recipe.all_cells_up_to:
+        if self.drawn:
             # torch's generator looks at 32 bits of a seed only, so both numbers are mixed into as many.
             mixed = np.random.SeedSequence([self.seed, 13, step]).generate_state(1)
             generator = torch.Generator().manual_seed(int(mixed[0]))
             # Drawn for the whole batch, so that the parts together are what one process would draw.
-            drawn = draw_cells(self.recipe.batch * self.world, self.c, self.recipe.sampled_cells, generator)
+            drawn = draw_cells(self.recipe.batch * self.world, self.c, self.drawn, generator)
             cells, signs = (values[self.mine] for values in drawn)
             ids = ids.gather(1, cells)
         targets = self.keys[ids.flatten()].view(*ids.shape, -1)

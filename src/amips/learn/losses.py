@@ -13,8 +13,8 @@ Linear and max-affine routers have this loss only, and begin at the centroids, w
 m training queries, anchor / m ||W - W0||^2 beside it keeps cells that few queries ask for near there. A
 KeyNet that predicts one key is routed through fixed centroids: f(x)_j = <F(x), centroid_j>.
 
-With many cells, all c gradients and target keys of every query are too much. Then `grad` and `key` are
-estimated from s cells S drawn uniformly for each query, without bias. KeyNet averages over S. SupportNet
+All c gradients of every query are too much, and with many cells all target keys are. Then `grad` and `key`
+are estimated from s cells S drawn uniformly for each query, without bias. KeyNet averages over S. SupportNet
 draws a sign e_j = +-1 for each drawn cell and uses
 
     1/s || sum_{j in S} e_j (grad f(x)_j - y*_j(x)) ||^2,

@@ -77,4 +77,6 @@ def set_up(task: Task, spec: Spec, recipe: Recipe, seed: int, device: torch.devi
     through = cells if recipe.route_weight else None
     centroids = None if through is None else through.cells.centroids
     network = Network(architecture, seed, centroids).to(device)
-    return Setup(spec, architecture, network, Batches(task, recipe, *place, through), task, through)
+    return Setup(
+        spec, architecture, network, Batches(task, recipe, *place, through, architecture.kind), task, through
+    )

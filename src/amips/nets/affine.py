@@ -177,6 +177,14 @@ class AffineNet(Model):
         """The name and shape of every weight."""
         return affine_shapes(self.architecture)
 
+    @property
+    def factors(self) -> "tuple[Floats, Floats | None] | None":
+        """Of one piece for each cell and without biases."""
+        a = self.architecture
+        if a.pieces > 1 or a.bias:
+            return None
+        return self.weights["W"], self.weights["A"] if a.rank else None
+
     def scores(self, x: Floats) -> Floats:
         """max_p <w_jp, x>, [m, c]."""
         pieces = self._pieces(x)

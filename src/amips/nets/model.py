@@ -90,6 +90,11 @@ class Model(ABC):
     def keys(self, x: Floats, cells: NDArray[np.integer[Any]] | None = None) -> Floats:
         """[m, d] -> [m, c, d]: the predicted top key of every cell, or [m, p, d] for chosen cells [m, p]."""
 
+    @property
+    def factors(self) -> "tuple[Floats, Floats | None] | None":
+        """W [c, r] and A [r, d], or None for A = 1, if the scores are W A x and no more; otherwise None."""
+        return None
+
     @cached_property
     def fingerprint(self) -> str:
         """A short digest of the weights."""

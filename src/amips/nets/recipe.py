@@ -45,8 +45,9 @@ class Recipe:
     temperature: float = 0.05  # ... with a softmax of the scores over this;
     listwise: float = 0.0  # ... this fraction of it on the true support values instead,
     listwise_temperature: float = 1 / 30  # ... with a softmax of them over this
-    all_cells_up_to: int = 16  # with more cells than this, the gradient and key losses draw some:
+    all_cells_up_to: int = 16  # with more cells than this, the key loss draws some:
     sampled_cells: int = 8  # so many for each query
+    sampled_gradients: int = 2  # the gradient loss of SupportNet draws so many cells for each query; 0: all
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -58,6 +59,12 @@ class Recipe:
             else:
                 value = check_number(field.name, value, **bounds, error=RunError)
             object.__setattr__(self, field.name, value)
+
+    def cells_drawn(self, kind: str, c: int) -> int:
+        """How many of c cells are drawn for each query; 0 where all of them are taken."""
+        if kind == "support":
+            return self.sampled_gradients if self.sampled_gradients < c else 0
+        return self.sampled_cells if c > self.all_cells_up_to else 0
 
     def rate_at(self, progress: float, batch: int) -> float:
         """Linear warm-up, then a cosine to 0, over progress 0..1, for the batch of all processes."""

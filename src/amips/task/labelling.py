@@ -1,14 +1,14 @@
 """Making a task: duplicates out, split by source, noise, exact targets, manifest last.
 
 The order matters: duplicates go first, then the log is split by source query, and only then are noisy copies
-made. So no copy of a test query, however noisy, is ever trained on.
+made. So no copy of a test query, however noisy, is ever trained on. `split="rows"` does it the other way
+round, as the paper does: nearly every held-out row then has relatives in train, and the task says so.
 """
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amips import cells as partition
 from amips import exact
@@ -65,8 +65,11 @@ def label(
         noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
         val, test: how many distinct queries to hold out for choosing and for reporting; 1,000 each if None,
             or a fifth of them where there are fewer than 5,000.
-        split: a split of your own instead, one of "train", "val", "test" or "" (unused) for each query. Of
-            queries that are equal at norm 1 the first counts.
+        split: "source" splits the queries, and makes noisy copies afterwards; "rows" makes the copies first
+            and then splits the rows, as the paper does: `val` and `test` count rows, and what is measured on
+            them tells how well the log is remembered, not what new queries get. Or a split of your own: one
+            of "train", "val", "test" or "" (unused) for each query. Of queries that are equal at norm 1 the
+            first counts.
         k: top keys stored for each query.
         cell_targets: find the top key of every cell too, from which SupportNet and KeyNet learn. Linear and
             max-affine routers do not need it, and with many cells it takes most of the time and space.
@@ -108,9 +111,7 @@ def _write(store: TaskStore, options: LabelOptions, plan: TaskPlan) -> Task:
     keys = store.write_keys(plan.keys, plan.identity["keys"])
     sweep: dict[str, Any] = {"memory": options.memory, "progress": options.progress}
     for number, name in enumerate(SPLITS, 1):
-        copies = options.copies if name in options.noisy_splits else 0
-        source, seed = np.sort(plan.rows[name]), [options.seed, number]
-        _write_queries(store, name, plan.queries, source, copies, options.noise, seed)
+        _write_queries(store, name, plan, options.noise, [options.seed, number])
         exact.top_k(keys, store.queries(name), options.k, out=store.top(name), **sweep)
     cells = store.read_cells(keys.n, keys.d)
     if cells is None:
@@ -150,29 +151,21 @@ def _make_cells(store: TaskStore, options: LabelOptions, plan: TaskPlan, keys: V
     )
 
 
-def _write_queries(
-    store: TaskStore,
-    split: str,
-    queries: Vectors,
-    source: NDArray[np.int64],
-    copies: int,
-    noise: float,
-    seed: list[int],
-) -> None:
-    """Each query u = x / ||x||, followed by its noisy copies u + noise eps, eps ~ N(0, I), at norm 1 again.
+def _write_queries(store: TaskStore, split: str, plan: TaskPlan, noise: float, seed: list[int]) -> None:
+    """Rows u = x / ||x||, and of noisy ones u + noise eps, eps ~ N(0, I), at norm 1 again.
 
     What the best keys of a query are does not depend on its norm, so nothing that is learned from it may.
     """
-    each = 1 + copies
-    step = max(1, (1 << 22) // (queries.d * each))
-    with store.query_files(split, len(source) * each, queries.d) as files:
-        for low in range(files.done // each, len(source), step):
-            ids = source[low : low + step]
-            x = np.repeat(unit_rows(queries.take(ids))[0], each, axis=0)
-            if copies:
+    queries, rows = plan.queries, plan.rows[split]
+    step = max(1, (1 << 22) // (queries.d * rows.each)) * rows.each
+    with store.query_files(split, len(rows.source), queries.d) as files:
+        for low in range(files.done, len(rows.source), step):
+            ids, noisy = rows.source[low : low + step], rows.noisy[low : low + step]
+            distinct, places = np.unique(ids, return_inverse=True)
+            x = unit_rows(queries.take(distinct))[0][places]
+            if noisy.any():
                 # Each block has random numbers of its own, so a restart repeats none and skips none.
-                eps = np.random.default_rng([*seed, low]).standard_normal(x.shape, np.float32)
-                noisy = np.arange(len(x)) % each > 0
+                eps = np.random.default_rng([*seed, low // rows.each]).standard_normal(x.shape, np.float32)
                 x[noisy] = unit_rows((x + noise * eps)[noisy])[0]
-            files.append({"queries": x, "source": np.repeat(ids, each)})
+            files.append({"queries": x, "source": ids})
             files.commit()

@@ -22,7 +22,7 @@ from amips.arguments import (
     refused,
 )
 from amips.errors import TaskError, VectorError
-from amips.task.task import SPLITS
+from amips.task.task import BY_ROWS, BY_SOURCE, SPLITS
 from amips.vectors import Vectors, first_equal, inspect
 
 # Queries for choosing, and as many for reporting, where there are at least five times as many.
@@ -77,13 +77,25 @@ def checked_options(preset: Any, **options: Any) -> LabelOptions:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The rows of a split: the query that each is made from [m], and whether noise is added to it [m].
+
+    `each` of them belong together: a query and its copies.
+    """
+
+    source: NDArray[np.int64]
+    noisy: NDArray[np.bool_]
+    each: int
+
+
+@dataclass(frozen=True)
 class TaskPlan:
     """What a task is to be made of.
 
     Args:
         cells: their number, or the partition itself.
         strength: of query-aware cells; 0 for plain ones.
-        rows: the numbers of the distinct queries of each split.
+        rows: of each split.
         unit_norm: whether keys and queries came with norm 1.
         duplicates: how many queries are equal to an earlier one.
         identity: what makes a task the same, as its manifest has it.
@@ -93,7 +105,7 @@ class TaskPlan:
     queries: Vectors
     cells: int | partition.Cells
     strength: float
-    rows: dict[str, NDArray[np.int64]]
+    rows: dict[str, Rows]
     unit_norm: bool
     duplicates: int
     identity: dict[str, Any]
@@ -112,7 +124,8 @@ def task_plan(options: LabelOptions, keys: Vectors, queries: Vectors, split: Any
             f"cell {empty} holds no keys, so it has no top key; label without cell_targets (--cell-targets)"
         )
     exact.check_memory(options.memory, keys.d, min(options.k, keys.n), count)
-    own_split = None if split is None else _checked_split(split, queries)
+    by_rows = _checked_way(split, options)
+    own_split = None if split is None or isinstance(split, str) else _checked_split(split, queries)
     hint = ', or keep them with zero="keep" (--keep-zero)'
     key_facts, query_facts = inspect(keys, options.zero, hint), inspect(queries, any_norm=True)
     distinct = np.flatnonzero(first_equal(queries, unit=True) == np.arange(queries.n))
@@ -128,19 +141,25 @@ def task_plan(options: LabelOptions, keys: Vectors, queries: Vectors, split: Any
         "noisy_splits": list(options.noisy_splits),
         "val": val,
         "test": test,
-        "split": None if own_split is None else hashlib.sha256(own_split.tobytes()).hexdigest(),
+        "split": (BY_ROWS if by_rows else None)
+        if own_split is None
+        else hashlib.sha256(own_split.tobytes()).hexdigest(),
         "k": options.k,
         "cell_targets": options.cell_targets,
         "seed": options.seed,
         "memory": options.memory,  # it decides the block sizes, and so the last bits of the scores
     } | ({"query_aware": float(strength)} if strength else {})
-    rows = (
-        _split_randomly(queries, distinct, val, test, options.seed)
-        if own_split is None
-        else {name: distinct[own_split[distinct] == name] for name in SPLITS}
-    )
-    if lacking := [name for name in SPLITS if len(rows[name]) == 0]:
-        raise VectorError(f"split: no distinct query is in {lacking[0]!r}")
+    if by_rows:
+        rows = _split_rows(queries, distinct, val, test, options)
+    else:
+        sources = (
+            _split_randomly(queries, distinct, val, test, options.seed)
+            if own_split is None
+            else {name: distinct[own_split[distinct] == name] for name in SPLITS}
+        )
+        if lacking := [name for name in SPLITS if len(sources[name]) == 0]:
+            raise VectorError(f"split: no distinct query is in {lacking[0]!r}")
+        rows = {name: _with_copies(name, np.sort(sources[name]), options) for name in SPLITS}
     unit_norm, duplicates = key_facts.unit_norm and query_facts.unit_norm, queries.n - len(distinct)
     return TaskPlan(keys, queries, cells, strength, rows, unit_norm, duplicates, identity)
 
@@ -178,6 +197,33 @@ def _split_randomly(
         )
     shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
     return {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
+
+
+def _checked_way(split: Any, options: LabelOptions) -> bool:
+    """Whether rows are split, noisy copies among them, rather than queries."""
+    if not isinstance(split, str):
+        return False
+    if check_choice("split", split, (BY_SOURCE, BY_ROWS), error=VectorError) == BY_SOURCE:
+        return False
+    if tuple(options.noisy_splits) != ("train",):
+        raise VectorError(f"noisy_splits: with split={BY_ROWS!r} noise comes first, and is in every split")
+    return True
+
+
+def _with_copies(name: str, source: NDArray[np.int64], options: LabelOptions) -> Rows:
+    """Each query of a split, followed by its noisy copies."""
+    each = 1 + (options.copies if name in options.noisy_splits else 0)
+    return Rows(np.repeat(source, each), np.arange(len(source) * each) % each > 0, each)
+
+
+def _split_rows(
+    queries: Vectors, distinct: NDArray[np.int64], val: int, test: int, options: LabelOptions
+) -> dict[str, Rows]:
+    """Noisy copies first, then rows at random: what is held out has relatives in train."""
+    each = 1 + options.copies
+    numbers = _split_randomly(queries, np.arange(len(distinct) * each), val, test, options.seed)
+    rows = {name: np.sort(numbers[name]) for name in SPLITS}
+    return {name: Rows(distinct[ids // each], ids % each > 0, 1) for name, ids in rows.items()}
 
 
 def _checked_split(split: Any, queries: Vectors) -> NDArray[np.str_]:

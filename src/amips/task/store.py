@@ -41,7 +41,7 @@ from amips.npy import load_npy
 from amips.rowfiles import JOURNAL, RowFiles
 from amips.scratch import Scratch
 from amips.task.content import KEYS, SMALL, TaskContent, task_tables
-from amips.task.task import SPLITS, Split, Task
+from amips.task.task import BY_ROWS, SPLITS, Split, Task
 from amips.untrusted import inside
 from amips.vectors import Vectors, inspect, open_vectors
 
@@ -80,7 +80,7 @@ class TaskStore:
         splits = {name: self._split(name, content, cells.count) for name in SPLITS}
         sources = np.concatenate([np.unique(split.source) for split in splits.values()])
         values, counts = np.unique(sources, return_counts=True)
-        if (counts > 1).any():
+        if (counts > 1).any() and manifest["options"].get("split") != BY_ROWS:
             raise TaskError(f"{self.path}: source query {values[counts > 1][0]} is in two splits")
         return Task(
             self.path,

@@ -12,6 +12,7 @@ from amips.task.content import TaskContent
 from amips.vectors import Floats, Vectors
 
 SPLITS = ("train", "val", "test")
+BY_SOURCE, BY_ROWS = "source", "rows"  # ways to split the queries
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ class Task:
         }
 
     @property
+    def shares_sources(self) -> bool:
+        """Whether held-out rows have relatives in train: noisy copies of one query (`split="rows"`)."""
+        return self.options.get("split") == BY_ROWS
+
+    @property
     def has_cell_targets(self) -> bool:
         """Whether the top key of every cell is known; of one cell it is the top key."""
         return bool(self.train.cell_ids.shape[1] == self.c > 1)
@@ -135,4 +141,6 @@ class Task:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(getattr(self, split)):,} {split}" for split in SPLITS)
-        return f"<Task {self.path}: {self.n:,} keys, d = {self.d}, {self.c:,} cells; queries: {sizes}>"
+        shared = "; held-out rows have relatives in train" if self.shares_sources else ""
+        cells = f"{self.n:,} keys, d = {self.d}, {self.c:,} cells"
+        return f"<Task {self.path}: {cells}; queries: {sizes}{shared}>"

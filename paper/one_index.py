@@ -1,0 +1,111 @@
+"""One FAISS IVF, searched with x and with the predicted key at equal probes, as in Figure 5 of the paper.
+
+The index has sqrt(n) cells. What counts is Recall@0.01%: whether the top key of x is among the first
+0.01 % of n keys that are returned, by inner products with what was searched with. The probes are common, and
+what the network costs is left out, as in the paper; `paper.leak_search` compares at equal FLOPs.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.bench import Bootstrap, Chart, Panel, Series, Table, within
+from amips.blas import faiss
+from amips.builder import Builder
+from amips.design import Design
+from amips.nets import Model
+from amips.task import Split, Task
+from paper.claims import Claim, Finding, decided
+
+PROBES = (1, 2, 4, 8, 16, 32, 64)
+CLEARLY = 0.01  # a lead of less than a point is none
+KINDS = {
+    "leaky": ("rows", "rows whose relatives were trained on"),
+    "held_out": ("source", "queries never seen"),
+}
+Doubles = NDArray[np.float64]
+
+
+def one_index(
+    task: Task, net: Model, splits: Mapping[str, Split], sources: Mapping[str, Any], builder: Builder
+) -> dict[str, Any]:
+    """Recall at equal probes of each kind of rows, with x and mapped, and 95 % intervals of the lead."""
+    cells, k = max(2, round(math.sqrt(task.n))), within(task.n)[0]
+    index: Any = builder.index(Design.plain(cells))
+    values: dict[str, Any] = {"cells": cells, "k": k, "probes": [p for p in PROBES if p <= cells]}
+    for kind, split in splits.items():
+        x, top = np.asarray(split.queries), np.asarray(split.top_ids[:, :1])
+        mapped = np.ascontiguousarray(net.keys(x)[:, 0])
+        draw = Bootstrap(np.asarray(sources[kind]))
+        rows = []
+        for probes in values["probes"]:
+            parameters = faiss.SearchParametersIVF(nprobe=probes)
+            hits = [
+                (index.store.index.search(searched, k, params=parameters)[1] == top).any(axis=1).astype(float)
+                for searched in (x, mapped)
+            ]
+            low, high = np.quantile(draw.weights @ (hits[1] - hits[0]), (0.025, 0.975))
+            rows.append([float(hits[0].mean()), float(hits[1].mean()), float(low), float(high)])
+        values[kind] = rows
+    return values
+
+
+def claims(values: dict[str, Any]) -> list[Finding]:
+    """The headline, once for each split."""
+    said: list[Finding] = []
+    for kind, (split, words) in KINDS.items():
+        rows = np.array(values[kind])
+        lead = rows[:, 1] - rows[:, 0]
+        best = int(lead.argmax())
+        evidence = (
+            f"FAISS IVF with {values['cells']:,} cells, Recall@0.01% on {words}: the predicted key finds "
+            f"{rows[best, 1]:.3f} and x {rows[best, 0]:.3f} with {values['probes'][best]} of the cells, a "
+            f"difference of {lead[best]:+.3f} ({rows[best, 2]:+.3f} to {rows[best, 3]:+.3f})"
+        )
+        leads = decided(rows[best, 2], rows[best, 3], CLEARLY)
+        text = "mapped queries find more than x at small and middle budgets"
+        said.append(Claim(text, "Section 4.4, Figure 5", leads, evidence, split))
+        behind = [p for p, one in zip(values["probes"], lead, strict=True) if one < 0]
+        crosses = bool(behind and lead[0] > 0)
+        evidence = (
+            f"on {words} x is ahead from {behind[0]} probes on" if behind else f"on {words} x never leads"
+        )
+        text = "at large budgets x overtakes the predicted key"
+        said.append(Claim(text, "Section 4.4, Figure 5", crosses, evidence, split))
+    return said
+
+
+def table(values: dict[str, Any]) -> Table:
+    """Recall of x and of the predicted key by probes, both kinds of rows side by side."""
+    rows = []
+    for place, probes in enumerate(values["probes"]):
+        row = [f"{probes}"]
+        for kind in KINDS:
+            x, mapped, low, high = values[kind][place]
+            row += [f"{x:.3f}", f"{mapped:.3f}", f"{mapped - x:+.3f} ({low:+.3f} to {high:+.3f})"]
+        rows.append(row)
+    head = ["probes"]
+    for split, _ in KINDS.values():
+        head += [f"x, split by {split}", "predicted key", "difference"]
+    note = (
+        f"One index of {values['cells']:,} cells; Recall@0.01%: the top key is among the first {values['k']} "
+        "that are returned. Split by rows: noise first, as in the paper; by source: queries never seen."
+    )
+    return Table("At equal probes on one index", head, rows, note)
+
+
+def chart(values: dict[str, Any]) -> Chart:
+    """Recall against probes, both kinds of rows side by side."""
+    panels = []
+    for kind, (_, words) in KINDS.items():
+        rows = np.array(values[kind])
+        probes = [float(p) for p in values["probes"]]
+        lines = [
+            Series("x", probes, rows[:, 0].tolist(), group="baseline"),
+            Series("predicted key", probes, rows[:, 1].tolist(), group="contender"),
+        ]
+        panels.append(Panel(words, "probes", "Recall@0.01%", lines, log_x=True))
+    return Chart("one-index", "One FAISS IVF, searched with x and with the predicted key", panels)
