@@ -23,6 +23,7 @@ from amips.bench import (
     Summary,
     System,
     bench,
+    graph_systems,
     index_of,
     load_summary,
     own_systems,
@@ -44,7 +45,7 @@ QUESTIONS = (
 SWEEP = (0.5, 2, 5, 10)  # cells of FAISS IVF, in units of sqrt(n); one less than the bench has by default
 OWN_SWEEP = (4, 8)  # ... and of amips's own
 BATCH, SINGLES = 256, 16  # queries timed together, and one at a time: fewer than the bench takes by default
-NAMES = {"centroid": "FAISS IVF", "amips": "amips, float32 keys"}
+NAMES = {"centroid": "FAISS IVF", "amips": "amips, float32 keys", "amips graph, lean": "amips graph"}
 
 Step = Callable[[str], None]
 
@@ -90,7 +91,8 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
     task = amips.label(embedded.keys, embedded.queries, split=split, out=out / "task", progress=show)
     step("learning cells and routers; comparing with FAISS on held-out queries")
     systems = [System(amips.Design.plain(count)) for count in sweep(n, SWEEP)]
-    systems += own_systems(Builder(task), OWN_SWEEP)
+    builder = Builder(task)
+    systems += [*own_systems(builder, OWN_SWEEP), *graph_systems(builder)]
     systems += [System(backend=EXACT), System(backend="hnsw")]
     results = out / "results"
     summary = bench(

@@ -27,7 +27,7 @@ from amips.files import manifest_kinds
 from amips.fitting import fitting
 from amips.learn import loop
 from amips.metrics import cost_at
-from amips.search import Searcher, WrappedIndex, ladder, recalls
+from amips.search import GraphSearcher, Searcher, WrappedIndex, ladder, recalls
 from amips.task import load_task
 from helpers import ROOT, generate
 from paper.__main__ import cli as experiments
@@ -209,7 +209,7 @@ class Gains:
             if any(value is other for other in self.seen):
                 continue
             self.seen.append(value)
-            if isinstance(value, Searcher) and value.design is not None:
+            if isinstance(value, Searcher | GraphSearcher) and value.design is not None:
                 self.check(value)
             if isinstance(value, WrappedIndex) and value.target_recall is not None:
                 self.check(value)
