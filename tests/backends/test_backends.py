@@ -112,7 +112,7 @@ def indexed(backend):
 
 def same_answers(name, got, want):
     if name == "soar":  # does not always find the same twice, opened again or not
-        assert (got[1] == want[1]).mean() > 0.95
+        assert recalls(got[1], want[1], K).mean() > 0.95  # as sets: one key more moves all after it
         return
     np.testing.assert_array_equal(got[1], want[1])
     np.testing.assert_array_equal(got[0], want[0])
@@ -238,7 +238,8 @@ class TestSearch:
         assert (ids[2] == -1).all()
         assert np.isneginf(scores[2]).all()
         good = np.delete(np.arange(6), 2)
-        assert (ids[good] == backend.search(X[:6], 4, probes=middle(backend))[1][good]).mean() > 0.9
+        want = backend.search(X[:6], 4, probes=middle(backend))[1]
+        assert recalls(ids[good], want[good], 4).mean() > 0.85
         with pytest.raises(AmipsError, match=r"^on_bad='drop': expected one of error, skip$"):
             backend.search(x, 4, probes=4, on_bad="drop")
 
@@ -258,7 +259,9 @@ class TestNorms:
             want = backend.search(X, K, probes=middle(backend))
             scores, ids = backend.search(X * np.float32(factor), K, probes=middle(backend))
         assert np.isfinite(scores[ids >= 0]).all()
-        assert (ids == want[1]).mean() > 0.95  # rounding, and SOAR need not answer twice alike
+        # Codes of ScaNN round other queries otherwise, and SOAR need not answer twice alike. As sets: one
+        # key more moves all after it.
+        assert recalls(ids, want[1], K).mean() > 0.95
         assert np.median(np.abs(scores / (want[0] * np.float32(factor)) - 1)) < 1e-4
 
     @pytest.mark.parametrize("factor", [1e-30, 1e30])
