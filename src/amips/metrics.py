@@ -73,6 +73,12 @@ def assured_mean(values: NDArray[Any], looks: int = 1) -> NDArray[np.float64]:
     return bound
 
 
+def mean_interval(values: NDArray[Any]) -> tuple[float, float]:
+    """Between what the mean of new values of the same kind lies, with 95 % confidence; values [m], 0 to 1."""
+    low, missed = assured_mean(values, 2), assured_mean(1 - values, 2)
+    return float(low), float(1 - missed)
+
+
 def front(cost: Doubles, recall: Doubles) -> NDArray[np.intp]:
     """Indices of the points that no other point beats, by rising cost (and recall)."""
     order = np.lexsort((-recall, cost))

@@ -1,5 +1,6 @@
-"""build, search, ask: bundles."""
+"""build, search, audit, ask: bundles."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,44 @@ def search(
             write(first, *searcher.search(block, k, **options))
     if out is not None:
         echo(f"{out}: the best {k} keys of {x.n:,} {'query' if x.n == 1 else 'queries'}")
+
+
+@cli.command()
+@click.argument("bundle", type=path)
+@click.argument("queries")
+@click.option("--sample", default=500, help="Queries to search for exactly, at most, drawn at random.")
+@click.option("--recall", type=float, help="The recall@10 asked for.  [default: what BUNDLE was made for]")
+@click.option("--seed", default=0)
+@click.option("--threads", type=int, help="Limit on threads.")
+@click.option("--mmap", is_flag=True, help="Leave the keys on disk.")
+@click.option("--trusted", type=path, multiple=True, help=TRUSTED_HELP)
+@click.option("--adopt", is_flag=True, help="Save BUNDLE with what these queries need for the recall.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON, for a monitor.")
+def audit(
+    bundle: Path,
+    queries: str,
+    mmap: bool,
+    trusted: tuple[Path, ...],
+    adopt: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Say what recall BUNDLE has on QUERIES of now.
+
+    A sample of them is searched for exactly. Ends with 1 if the recall is missed for sure, so that a monitor
+    notices.
+    """
+    index: Any = amips.load(bundle, mmap=mmap, trusted=list(trusted) or None)
+    if not isinstance(index, Searcher | GraphSearcher):
+        raise amips.AmipsError(f"{bundle} wraps a FAISS index, which keeps the keys: it cannot be audited")
+    result = index.audit(queries, **options)
+    echo(json.dumps(result.to_json()) if as_json else str(result))
+    if adopt:
+        result.index.save(bundle)
+        if not as_json:
+            echo(f"\n{bundle}: serves recall@10 {result.target:g} as these queries need it")
+    elif result.verdict == "missed":
+        sys.exit(1)
 
 
 @cli.command()

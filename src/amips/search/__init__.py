@@ -1,5 +1,6 @@
 """Learned search: the object a user holds, what is known of its recall, and the bundle it is saved in."""
 
+from amips.search.audit import Audit, Recall, audit, effort_in_words
 from amips.search.bundle import load, save
 from amips.search.bundle_directory import TEXT_MANIFEST, bundle_stamp, check_bundle_place, read_bundle
 from amips.search.bundle_texts import TEXTS, read_texts, write_texts
@@ -46,11 +47,13 @@ __all__ = [
     "MARGINS",
     "TEXTS",
     "TEXT_MANIFEST",
+    "Audit",
     "Cost",
     "GraphSearcher",
     "Index",
     "Objective",
     "Point",
+    "Recall",
     "Report",
     "Row",
     "Searcher",
@@ -59,6 +62,7 @@ __all__ = [
     "WrappedIndex",
     "all_found",
     "assured_recalls",
+    "audit",
     "bundle_stamp",
     "calibrated",
     "calibrated_graph",
@@ -70,6 +74,7 @@ __all__ = [
     "checked_second",
     "cost_in_words",
     "effort_for",
+    "effort_in_words",
     "estimate_routing",
     "first_of",
     "ladder",

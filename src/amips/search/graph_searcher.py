@@ -4,7 +4,6 @@ import math
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from amips.errors import AmipsError
 from amips.index import GraphStore
 from amips.metrics import TOP
 from amips.search.cost import Cost
+from amips.search.held import SavedIndex
 from amips.search.inputs import (
     checked_k,
     checked_queries,
@@ -38,7 +38,7 @@ KNOWN = 64  # margins that are kept
 
 
 @dataclass(frozen=True)
-class GraphSearcher:
+class GraphSearcher(SavedIndex):
     """Keys at the nodes of a graph, and what is known of the recall.
 
     Args:
@@ -203,12 +203,6 @@ class GraphSearcher:
     def _margins(self) -> dict[tuple[float, int], float]:
         """Margins that were looked up, by recall and k."""
         return {}
-
-    def save(self, path: str | Path) -> None:
-        """Write a bundle, or replace one (`amips.search.save`); `amips.load(path)` opens it again."""
-        from amips.search.bundle import save  # which is about searchers, and so knows them
-
-        save(self, path)
 
     def __repr__(self) -> str:
         words = "a graph" if self.design is None else self.design.describe()

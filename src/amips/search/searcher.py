@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +30,7 @@ from amips.routers import (
 from amips.search import inputs
 from amips.search.cost import Cost
 from amips.search.effort import Effort, effort_for
+from amips.search.held import SavedIndex
 from amips.search.inputs import (
     checked_k,
     checked_probes,
@@ -51,7 +51,7 @@ DROP_IN_CANDIDATES = 4  # candidates scored again with x, for each result asked 
 
 
 @dataclass(frozen=True)
-class Searcher:
+class Searcher(SavedIndex):
     """Keys in cells, a way to route, and what is known of the recall.
 
     Args:
@@ -286,12 +286,6 @@ class Searcher:
         """The same keys routed by another model, or by centroid (None); nothing is known of its recall."""
         check_fits(model, self.fingerprint, self.cells_fingerprint)
         return Searcher(self.store, model, [], self.labels, self.fingerprint)
-
-    def save(self, path: str | Path) -> None:
-        """Write a bundle, or replace one (`amips.search.save`); `amips.load(path)` opens it again."""
-        from amips.search.bundle import save  # which is about searchers, and so knows them
-
-        save(self, path)
 
     @cached_property
     def cells_fingerprint(self) -> str:

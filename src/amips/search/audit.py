@@ -1,0 +1,214 @@
+"""What is my recall now? A sample of queries searched for exactly, and what the index answers."""
+
+import warnings
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.arguments import check_recall, check_seed, check_whole
+from amips.blas import threads as limit_threads
+from amips.errors import AmipsError
+from amips.index import FaissCellStore
+from amips.metrics import TOP, mean_interval
+from amips.search.effort import Effort
+from amips.search.graph_searcher import GraphSearcher, Index
+from amips.search.inputs import checked_queries
+from amips.search.measuring import calibrated, calibrated_graph
+from amips.search.points import Point, point_for, recalls
+from amips.search.searcher import Searcher
+from amips.tables import text_table
+from amips.task import Split
+from amips.vectors import Floats, Vectors, open_vectors, unit_rows
+
+SAMPLE = 500  # queries: recall@10 is then known to about a point
+SHOWN = 12  # operating points of a table, at most
+
+Verdict = Literal["kept", "missed", "not decided"]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """A mean over queries, and between which two values it lies with 95 % confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> "Recall":
+        """Of the values of each query, [m]."""
+        return cls(float(values.mean()), *mean_interval(values))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The recall of an index on queries of now.
+
+    Args:
+        queries: how many were searched for exactly, of how many `given`.
+        target: the recall@10 that is asked of the index.
+        recall1, recall10: what its answers have, searched as it is.
+        flops: of a query, as a share of a full scan; `promised_flops` on the queries it was measured with.
+        points: recall and cost of other efforts on these queries, from cheap to dear.
+        needed: the cheapest of them that has the target with 95 % confidence.
+        full_scan: FLOPs of scoring every key.
+        index: the index with the points of these queries, so that it keeps its recall on such; `save` it to
+            make that last.
+    """
+
+    queries: int
+    given: int
+    target: float
+    recall1: Recall
+    recall10: Recall
+    flops: float
+    promised_flops: float
+    points: list[Point]
+    needed: Point
+    full_scan: float
+    index: Index = field(repr=False, compare=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the target is kept, as far as the sample can tell."""
+        if self.recall10.high < self.target:
+            return "missed"
+        return "kept" if self.recall10.mean >= self.target else "not decided"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a monitor."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "index"}
+        values |= {name: asdict(values[name]) for name in ("recall1", "recall10", "needed")}
+        return {"verdict": self.verdict, **values, "points": [point.to_json() for point in self.points]}
+
+    def __str__(self) -> str:
+        words = {
+            "kept": "is kept",
+            "missed": "is missed: these queries are harder than those it was measured with",
+            "not decided": "may be missed: audit more queries to know",
+        }
+        lines = [
+            f"{self.queries:,} of {self.given:,} queries, searched exactly",
+            f"recall@10 {self.recall10}, recall@1 {self.recall1}: "
+            f"the target, {self.target:g}, {words[self.verdict]}",
+            f"cost {self.flops:.2%} of a full scan, {self.promised_flops:.2%} when it was measured",
+            f"recall@10 {self.target:g} on such queries, 95 % sure: {effort_in_words(self.needed)}, "
+            f"{self.needed.flops / self.full_scan:.2%} of a full scan",
+        ]
+        return "\n".join([*lines, "", self.table()])
+
+    def table(self) -> str:
+        """Other efforts on these queries, for a terminal."""
+        step = max(1, -(-len(self.points) // SHOWN))
+        rows = [
+            [
+                effort_in_words(point),
+                *(f"{value:.3f}" for value in (point.recall1, point.recall10, point.recall_assured(TOP))),
+                f"{point.flops / self.full_scan:.2%}",
+            ]
+            for point in self.points[::step]
+        ]
+        return text_table(["effort", "recall@1", "recall@10", "95 % sure", "FLOPs"], rows)
+
+
+def effort_in_words(point: Point) -> str:
+    """What to ask of `search` for a point."""
+    if point.certain:
+        return "every key scored"
+    if point.margin:
+        return f"margin={point.margin:.4g}"
+    return f"min_mass={point.min_mass:.4g}" if point.min_mass else f"probes={point.probes}"
+
+
+def audit(
+    index: Index,
+    queries: Any,
+    *,
+    sample: int = SAMPLE,
+    recall: float | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+) -> Audit:
+    """Search for a sample of queries exactly: what recall the index has on them, and would have.
+
+    Args:
+        index: what `fit`, `build` or `load` gives.
+        queries: today's, [m, d], an array or a file; those of the log say nothing new.
+        sample: queries to search for exactly, at most, drawn at random.
+        recall: what is asked of the index; by default what it was made for.
+        seed: of the draw.
+        threads: limit on them.
+    """
+    check_whole("sample", sample, 2)
+    if not index.points or index.target_recall is None:
+        raise AmipsError("nothing was measured on this index when it was made: there is nothing to audit")
+    target = check_recall(index.target_recall if recall is None else recall)
+    split, given = _exact_split(index, queries, sample, check_seed(seed), threads)
+    x, top, plain = np.asarray(split.queries), np.asarray(split.top_ids), replace(index, labels=None)
+    with limit_threads(threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a recall that is out of reach: the audit tells
+        ids = plain.search(x, top.shape[1], recall=target, best_effort=True)[1]
+        flops = plain.cost(x, top.shape[1], recall=target, best_effort=True).flops
+        promised = point_for(index.points, target, TOP, best_effort=True)
+        now = _calibrated(plain, split, target)
+        needed = point_for(now.points, target, TOP, best_effort=True)
+    full = 2.0 * index.n * index.d
+    return Audit(
+        queries=len(x),
+        given=given,
+        target=target,
+        recall1=Recall.of(recalls(ids, top, 1)),
+        recall10=Recall.of(recalls(ids, top, TOP)),
+        flops=float(flops.mean()) / full,
+        promised_flops=promised.flops / full,
+        points=sorted(now.points, key=lambda point: (point.flops, point.probes)),
+        needed=needed,
+        full_scan=full,
+        index=replace(now, labels=index.labels),
+    )
+
+
+def _calibrated(index: Index, split: Split, target: float) -> Index:
+    if isinstance(index, GraphSearcher):
+        return calibrated_graph(index, split, target)
+    return calibrated(index, split, target)
+
+
+def _exact_split(
+    index: Index, queries: Any, sample: int, seed: int, threads: int | None
+) -> tuple[Split, int]:
+    """A sample of the queries with their true top keys, and how many queries there were."""
+    vectors = queries if isinstance(queries, Vectors) else open_vectors(queries, "queries", single=True)
+    if vectors.d != index.d:
+        raise AmipsError(f"{vectors.name} has dimension {vectors.d}, this index needs {index.d}")
+    if vectors.n < 2:
+        raise AmipsError(f"{vectors.name} holds {vectors.n} query: a recall needs two at least")
+    rows = np.random.default_rng(seed).choice(vectors.n, min(sample, vectors.n), replace=False)
+    x = unit_rows(checked_queries(vectors.take(np.sort(rows)), index.d)[0])[0]
+    with limit_threads(threads):
+        scores, ids = _every_key(index, x)
+    nothing = np.empty((len(x), 0))
+    return Split(
+        open_vectors(x, "queries"),
+        np.sort(rows),
+        scores,
+        ids.astype(np.int32),
+        nothing.astype(np.float32),
+        nothing.astype(np.int32),
+    ), vectors.n
+
+
+def _every_key(index: Index, x: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The true top keys: scores and numbers [m, 10 or n], every key scored with the query."""
+    k = min(TOP, index.n)
+    if isinstance(index, GraphSearcher):
+        return index.search_with(x, k, None)[:2]
+    if not isinstance(index, Searcher) or not isinstance(index.store, FaissCellStore):
+        raise AmipsError("an audit needs the keys themselves: this index leaves them with another library")
+    whole = Effort(index.c) if index.store.storage == "flat" else Effort(index.c, refine=0)
+    return index.search_with(x, k, whole)
