@@ -163,7 +163,6 @@ class Scanner {
 #define AS_IT_IS nb::arg().noconvert()
 
 NB_MODULE(_native, module) {
-  module.attr("BLOCK") = BLOCK;
   nb::class_<Walker>(module, "Walker")
       .def(nb::init<Array<int32_t>, Array<int32_t>, Array<float>, int, Array<uint8_t>, int64_t, Array<float>,
                     Array<int8_t>, Array<float>, Array<float>, float>(),

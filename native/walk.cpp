@@ -106,8 +106,8 @@ class Walk {
     units = times;
   }
 
-  // As a whole number, whatever it is: keys that were not checked may not be numbers.
-  static int32_t whole(double value) { return value < 2e9 ? (value > -2e9 ? int32_t(value) : -2000000000) : 2000000000; }
+  // As a whole number, whatever it is: of a key that was not checked and is not a number, the least.
+  static int32_t whole(double value) { return value > -2e9 ? (value < 2e9 ? int32_t(value) : 2000000000) : -2000000000; }
 
   const uint8_t* codes_of(int64_t row) const { return g.codes + row * g.degree * g.r / 2; }
 
@@ -222,7 +222,7 @@ class Walk {
 
   // True inner products of the best keys, and the k best of those; ties go to the lower id.
   void refine(float* scores, int64_t* ids) {
-    int64_t count = least(size, effort.k);
+    int64_t count = size <= effort.depth ? size : least(size, effort.k);  // of few, codes need not choose
     Best best{effort.k, false, scores, ids};
     if (size > effort.depth) {
       const int64_t bound = score_of(pool[effort.depth - 1]) - int64_t(effort.refine * float(margin));

@@ -137,6 +137,7 @@ class Design:
             learned: whether edges and entries come from the log, or from the keys alone.
         """
         aware = 1.0 if check_flag("learned", learned) else 0.0
+        check_whole("entries", entries, 1)
         return cls(entries, aware, None, None, "margin", 0.0, storage, dimensions, "graph", degree)
 
     @classmethod

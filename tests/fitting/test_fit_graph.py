@@ -9,7 +9,7 @@ from amips.fitting import fitting
 from amips.search import GraphSearcher, Report, recalls
 from helpers import generate, unit
 
-MINUTES = 0.05
+MINUTES = 0.15  # enough to label every query, however slow the machine
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,11 @@ def test_a_fit_in_few_dimensions_can_be_loaded(tmp_path):
     loaded = amips.load(tmp_path / "b")
     assert loaded.design == index.design
     np.testing.assert_array_equal(loaded.search(queries[:50])[1], index.search(queries[:50])[1])
+
+
+def test_of_very_few_keys(data):
+    index = amips.fit(data[0][:12], data[1][:200], structure="graph", minutes=0.02, quiet=True)
+    assert (index.design.structure, index.design.storage) == ("graph", "flat")
 
 
 def test_ids_of_the_user(data):

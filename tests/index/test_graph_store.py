@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -196,6 +198,33 @@ def test_small_and_odd_shapes(storage, n, d, degree, walked):
         np.testing.assert_allclose(scores[ids >= 0], true[ids >= 0], rtol=1e-4, atol=1e-4)
 
 
+@storages
+def test_of_few_keys_that_are_much_alike_codes_do_not_choose(storage, walked):
+    rng = np.random.default_rng(0)
+    keys = (rng.standard_normal(16) + 0.01 * rng.standard_normal((10, 16))).astype(np.float32)
+    x = rng.standard_normal((100, 16)).astype(np.float32)
+    store = walked(store_of(keys, x, storage))
+    np.testing.assert_array_equal(store.search(x, 1, 1e6)[1][:, 0], (x @ keys.T).argmax(axis=1))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_key_that_is_no_number_does_not_spoil_the_others(value, walked):
+    keys, x, store = world("flat", doubles=0)
+    spoilt = keys.copy()
+    spoilt[5] = value
+    true = exact.top_k(np.delete(keys, 5, axis=0), x, 10)[1]
+    true += true >= 5
+    ids = walked(replace(store, keys=spoilt)).search(x, 11, 0.2)[1]
+    shares = [len(set(row) & set(best)) / 10 for row, best in zip(ids, true, strict=True)]
+    assert np.mean(shares) > 0.95
+
+
+def test_flat_keys_whose_squares_vanish(walked):
+    keys, x, store = world("flat", doubles=0)
+    ids = walked(replace(store, keys=keys * np.float32(1e-30))).search(x, 10, 0.2e-30)[1]
+    assert recalls(ids, exact.top_k(keys, x, 10)[1], 10).mean() > 0.95
+
+
 def chain(storage, n=40):
     """Keys on an arc, each with the two beside it as neighbours, and one entry, at the far end."""
     angles = np.linspace(0, 1.5, n)
@@ -319,13 +348,29 @@ def test_pickled(storage):
         np.testing.assert_array_equal(part, other)
 
 
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from amips.index import GraphStore
+place, storage = Path(sys.argv[1]), sys.argv[2]
+store = GraphStore.load(place, storage, mmap=False)
+for name, part in zip(("scores", "ids", "counts"), store.search(np.load(place / "x.npy"), 10, 0.1)):
+    np.save(place / f"{name}.npy", part)
+"""
+
+
 @needs_compiled
 @storages
-def test_the_code_for_every_processor_answers_as_that_for_this_one(storage, monkeypatch):
+def test_the_code_for_every_processor_answers_as_that_for_this_one(storage, tmp_path):
+    """Which one runs is decided when the module is loaded: in a process of its own."""
     _, x, store = world(storage)
     scores, ids, counts = store.search(x, 10, 0.1)
-    monkeypatch.setenv(native.SWITCH, "generic")
-    others = replace(store).search(x, 10, 0.1)
+    store.save(tmp_path)
+    np.save(tmp_path / "x.npy", x)
+    command = [sys.executable, "-c", SCRIPT, tmp_path, storage]
+    subprocess.run(command, env=os.environ | {native.SWITCH: "generic"}, check=True)
+    others = [np.load(tmp_path / f"{name}.npy") for name in ("scores", "ids", "counts")]
     assert (ids == others[1]).all(axis=1).mean() >= 0.97  # sums of floats are rounded in another order
     same = ids == others[1]
     np.testing.assert_allclose(scores[same], others[0][same], rtol=1e-5)

@@ -64,6 +64,11 @@ def test_build_makes_a_graph_of_keys_and_log(indexes):
     assert index.target_recall == 0.95
 
 
+def test_a_structure_that_is_not_that_of_the_design(task):
+    refused(lambda: amips.build(task, design=Design.graph(), structure="cells"), "structure")
+    refused(lambda: Design.graph(entries=0), "entries=0")
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [

@@ -13,7 +13,7 @@ import pytest
 import amips
 from amips.builder import Builder
 from amips.cli import main
-from amips.design import Design
+from amips.design import MOST_DEGREE, Design
 from amips.files import sha256
 from amips.index.graph_store import MOST_VALUES
 from amips.search import GraphSearcher
@@ -123,6 +123,11 @@ def test_a_graph_takes_the_place_of_cells_and_back(built, task, queries, tmp_pat
         same_answers(amips.load(out), built["sq8"][0], queries)
 
 
+def test_scoring_every_key_looks_at_every_key(built):
+    certain = [point for point in built["lean"][0].points if point.certain]
+    assert [point.probes for point in certain] == [N]
+
+
 def test_codes_that_could_not_be_loaded_are_not_made():
     d = MOST_VALUES + 4
     task = amips.label(*make_world(40, 30, d, seed=1), cells=1, val=5, test=5)
@@ -142,6 +147,12 @@ def forge(bundle, data, files=None, **changes):
     for file, facts in listed.items():
         facts |= {"size": (bundle / file).stat().st_size, "sha256": sha256(bundle / file)}
     reseal(bundle / "manifest.json", files=listed, **changes)
+
+
+def test_more_neighbours_than_a_graph_may_have(copy):
+    forge(*copy, {"neighbours": lambda lists: np.tile(lists[:, :1], (1, MOST_DEGREE + 1))})
+    with pytest.raises(amips.BundleError, match=f"{MOST_DEGREE + 1} neighbours"):
+        amips.load(copy[0])
 
 
 def test_forging_alone_is_no_error(copy):

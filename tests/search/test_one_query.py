@@ -211,6 +211,22 @@ def test_it_can_be_pickled_and_copied(store, keys_and_queries):
         np.testing.assert_array_equal(alone(other, x, 5, probes=3)[1], expected[1])
 
 
+def test_unpickled_where_nothing_is_compiled(store, keys_and_queries, tmp_path):
+    x = keys_and_queries[1][:5]
+    index = Searcher(store, None)
+    expected = alone(index, x, 5, probes=3)[1]
+    (tmp_path / "index").write_bytes(pickle.dumps(index))
+    np.save(tmp_path / "x.npy", x)
+    script = (
+        "import pickle, sys, numpy as np; index = pickle.load(open(sys.argv[1], 'rb')); "
+        "print(*(i for q in np.load(sys.argv[2]) for i in index.search(q, 5, probes=3)[1][0]))"
+    )
+    command = [sys.executable, "-c", script, tmp_path / "index", tmp_path / "x.npy"]
+    environment = os.environ | {"AMIPS_NATIVE": "0"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    np.testing.assert_array_equal(np.array(ran.stdout.split(), np.int64).reshape(5, 5), expected)
+
+
 def test_scores_of_any_layout(store, keys_and_queries):
     """A router of one's own may give a part of a table, or double precision."""
     x = keys_and_queries[1][:20]

@@ -43,7 +43,7 @@ class LoRANN(Backend):
     needs, learns = ("lorann",), True
 
     def __init__(self, index: Any, lost: Ids, lost_keys: Floats) -> None:
-        self.index, self.n, self.d = index, int(index.n_samples), lost_keys.shape[1]
+        self.index, self.n, self.d = index, int(index.n_samples), int(lost_keys.shape[1])
         self.lost, self.lost_keys = lost, lost_keys  # ids and keys that the library does not find
 
     @classmethod
@@ -85,13 +85,19 @@ class LoRANN(Backend):
     def open(cls, directory: Path, n: int, d: int, settings: dict[str, Any], address: str | None) -> "LoRANN":
         """Read the index, which holds the keys.
 
-        Its SHA-256 is checked: of a file with other content the library ends the process.
+        Hashes of the files are checked: of one with other content the library ends the process.
         """
-        facts = read_json(directory / MANIFEST, BundleError)["files"][INDEX]
-        check_file(directory, INDEX, facts, BundleError)
-        with one_line(f"{directory} is not readable", OSError, ValueError, error=BundleError):
+        files = read_json(directory / MANIFEST, BundleError)["files"]
+        for file in (INDEX, LOST, LOST_KEYS):
+            if file not in files:
+                raise BundleError(f"{directory / MANIFEST} is damaged: it does not list {file}")
+            check_file(directory, file, files[file], BundleError)
+        with one_line(f"{directory} is not readable", OSError, ValueError, EOFError, error=BundleError):
             index = library(cls, "lorann").LorannIndex.load(str(directory / INDEX))
-            return cls(index, np.load(directory / LOST), np.load(directory / LOST_KEYS))
+            lost, lost_keys = np.load(directory / LOST), np.load(directory / LOST_KEYS)
+        if lost.ndim != 1 or lost_keys.shape != (len(lost), d) or not ((lost >= 0) & (lost < n)).all():
+            raise BundleError(f"{directory / LOST_KEYS} is damaged: shape {list(lost_keys.shape)}")
+        return cls(index, lost, lost_keys)
 
     def budgets(self) -> list[int]:
         """Numbers of cells, up to all."""

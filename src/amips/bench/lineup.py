@@ -6,7 +6,7 @@ from pathlib import Path
 from amips import native
 from amips.backends import backend_class
 from amips.bench.systems import EXACT, Mode, System
-from amips.builder import Builder
+from amips.builder import Builder, graph_design
 from amips.cells import default_count
 from amips.design import Design
 from amips.errors import AmipsError, RunError
@@ -39,7 +39,7 @@ def graph_systems(builder: Builder) -> list[System]:
     """A graph that learns from the log; its codes have the dimensions that the builder measures."""
     if native.compiled is None or builder.task.n < 2:
         return []
-    return [System(builder.resolved(Design.graph()), label=GRAPH_LABEL)]
+    return [System(builder.resolved(graph_design(builder.task)), label=GRAPH_LABEL)]
 
 
 def own_systems(builder: Builder, factors: Sequence[float] = OWN_SWEEP) -> list[System]:

@@ -2,7 +2,15 @@
 
 from amips.builder.builder import Builder, at_start
 from amips.builder.building import build, default_design
-from amips.builder.graphs import graph_searcher
+from amips.builder.graphs import graph_design, graph_searcher
 from amips.builder.reduced import fewest_dimensions
 
-__all__ = ["Builder", "at_start", "build", "default_design", "fewest_dimensions", "graph_searcher"]
+__all__ = [
+    "Builder",
+    "at_start",
+    "build",
+    "default_design",
+    "fewest_dimensions",
+    "graph_design",
+    "graph_searcher",
+]

@@ -3,11 +3,12 @@
 import warnings
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from amips.arguments import check_choice, check_flag, check_number, check_recall, check_seed, refused
 from amips.builder.builder import Builder
-from amips.design import OWN, SPILL_FRACTION, Design, Storage, Structure
+from amips.builder.graphs import graph_design
+from amips.design import OWN, SPILL_FRACTION, Design, GraphStorage, Storage, Structure
 from amips.errors import AmipsError, RunError
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES, Model, Recipe, is_unfinished_run, load_model, spec_of
@@ -28,7 +29,7 @@ def build(
     spill_fraction: float | None = None,
     second_cells: Any = None,
     stop: str | None = None,
-    structure: Structure = "cells",
+    structure: Structure | None = None,
     recall: float = TARGET_RECALL,
     ids: Any = None,
     minutes: float = DEFAULT_MINUTES,
@@ -50,8 +51,8 @@ def build(
         spill_fraction: of the keys that are put into a second cell, too; a half if None.
         second_cells: the second cell of each key [n], -1 for none, if you have your own.
         stop: "mass" or "probes", see `Design`; "mass" if None.
-        structure: "cells", or "graph": edges from the keys and from the queries of the task, walked by codes
-            of the storage, and no model. See `Design.graph`.
+        structure: "cells", if None; or "graph": edges from the keys and from the queries of the task, walked
+            by codes of the storage, and no model. See `Design.graph`.
         recall: the recall@10 that `search` serves if it is asked for nothing else.
         ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
         minutes: of training a design's router, at most.
@@ -63,7 +64,8 @@ def build(
     progress = check_flag("progress", progress)
     if design is not None and not isinstance(design, Design):
         raise refused("design", design, "a Design")
-    graph = check_choice("structure", structure, Structure) == "graph"
+    if structure is not None:
+        check_choice("structure", structure, Structure)
     task = load_task(task)
     model = _opened(model)
     labels = None if ids is None else check_labels(ids, task.n)
@@ -76,7 +78,7 @@ def build(
         )
     options = {"storage": storage, "dimensions": dimensions, "spill_fraction": spill_fraction, "stop": stop}
     builder = Builder(task, minutes=minutes, recall=recall, seed=seed, progress=progress)
-    if graph and design is None:
+    if structure == "graph" and design is None:
         of_cells = {
             "model": model,
             "spill_fraction": spill_fraction,
@@ -85,10 +87,9 @@ def build(
         }
         if wrong := [name for name, value in of_cells.items() if value is not None]:
             raise AmipsError(f"{wrong[0]}: a graph has none; leave it out, or take structure='cells'")
-        shape: dict[str, Any] = {"storage": storage, "dimensions": dimensions}
-        design = Design.graph(**{name: value for name, value in shape.items() if value is not None})
+        design = graph_design(task, storage=cast("GraphStorage | None", storage), dimensions=dimensions)
     elif design is not None:
-        if graph and design.structure != "graph":
+        if structure not in (None, design.structure):
             raise AmipsError("structure is part of the design: give one of the two")
         if design.structure == "graph" and (model is not None or second_cells is not None):
             raise AmipsError("the design is a graph, which has no model and no second_cells: leave them out")

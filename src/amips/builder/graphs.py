@@ -13,12 +13,13 @@ from amips.builder.reduced import fewest_dimensions
 from amips.design import Design, GraphStorage
 from amips.errors import AmipsError, RunError
 from amips.files import remove_directory
-from amips.graph import Graph, make_graph, near_lists
-from amips.index import MOST_VALUES, GraphStore
-from amips.lean import Projection
+from amips.graph import ENTRIES, Graph, make_graph, near_lists
+from amips.index import FEWEST_KEYS, MOST_VALUES, GraphStore
+from amips.lean import STEP, Projection
 from amips.locks import locked
 from amips.metrics import TOP
 from amips.search import GraphSearcher
+from amips.task import Task
 from amips.vectors import open_vectors
 
 if TYPE_CHECKING:
@@ -26,6 +27,21 @@ if TYPE_CHECKING:
 
 GRAPH_CANDIDATES = 3 * TOP  # among which codes of a graph must have nearly all of the top keys
 LEAST_LOG = 10  # queries for each entry point, with fewer of which a log says nothing
+
+
+def graph_design(
+    task: Task,
+    *,
+    storage: GraphStorage | None = None,
+    dimensions: int | None = None,
+    entries: int = ENTRIES,
+    learned: bool = True,
+) -> Design:
+    """A graph over the keys of a task: lean, unless so few dimensions or keys leave nothing to save."""
+    if storage is None:
+        lean = dimensions is not None or (task.d > STEP and task.n >= FEWEST_KEYS["lean"])
+        storage = "lean" if lean else "flat"
+    return Design.graph(storage=storage, dimensions=dimensions, entries=entries, learned=learned)
 
 
 def resolved_graph(builder: "Builder", design: Design) -> Design:
@@ -50,14 +66,16 @@ def graph_searcher(builder: "Builder", design: Design) -> GraphSearcher:
         projection = builder.projection(design.dimensions)
     name = f"graph-{design.part('graph')}-{builder.inputs}.npz"
     read = partial(_read_graph, n=task.n)
-    graph = cached(builder.directory / name, lambda: _made(builder, design, projection), _write_graph, read)
+    graph = cached(
+        builder.directory / name, lambda: _graph_of(builder, design, projection), _write_graph, read
+    )
     wanted = np.asarray(task.train.top_ids) if design.query_aware else None
     storage = cast(GraphStorage, design.storage)
     store = GraphStore.build(task.key_vectors, graph, storage, projection, wanted)
     return GraphSearcher(store, fingerprint=task.fingerprint, design=design)
 
 
-def _made(builder: "Builder", design: Design, projection: Projection | None) -> Graph:
+def _graph_of(builder: "Builder", design: Design, projection: Projection | None) -> Graph:
     """The graph; of lean storage it is made in the dimensions that are walked."""
     task = builder.task
     keys, queries = task.key_vectors, task.train.vectors

@@ -46,7 +46,7 @@ from amips.vectors import inspect, open_vectors
 )
 @click.option("--stop", type=click.Choice(["mass", "probes"]), help="When to stop probing.  [default: mass]")
 @click.option(
-    "--structure", type=click.Choice(["cells", "graph"]), default="cells", help="How keys are found."
+    "--structure", type=click.Choice(["cells", "graph"]), help="How keys are found.  [default: cells]"
 )
 @click.option("--recall", default=TARGET_RECALL, help="The recall@10 that a search serves by default.")
 @click.option("--minutes", default=DEFAULT_MINUTES, help="Training time of a design's router, at most.")

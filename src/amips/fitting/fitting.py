@@ -15,20 +15,20 @@ import math
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from amips import exact, native
-from amips.builder import Builder, at_start
+from amips.builder import Builder, at_start, graph_design
 from amips.cells import POINTS_PER_CELL
-from amips.design import OWN, Design
+from amips.design import OWN, Design, GraphStorage
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, remove_directory, write_json
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
 from amips.fitting.reporting import TIMED, compare, finite, reaches, seconds
 from amips.fitting.settings import Settings
 from amips.graph import EXACT_KEYS, LOG_DEPTH, PROBES
-from amips.lean import STEP
 from amips.metrics import TOP
 from amips.search import GraphSearcher, Index, Searcher, Trial, cost_in_words, point_for
 from amips.task import HELD_OUT, Task, label
@@ -111,14 +111,13 @@ class Fitting:
 
     def _with_graph(self, builder: Builder, cells: Searcher | None) -> Index:
         """The best of a graph that learns from the log, one that does not, and the best index of cells."""
-        storage = self.settings.storage or ("lean" if builder.task.d > STEP else "flat")
-        assert storage != "pq"
+        storage = cast("GraphStorage | None", self.settings.storage)
         self.say("making graphs; measured on held-out queries:")
         best: Index | None = cells
         least = math.inf if cells is None else self.cost(cells)
         for entries in ENTRIES:
             designs = [
-                builder.resolved(Design.graph(storage=storage, entries=entries, learned=one))
+                builder.resolved(graph_design(builder.task, storage=storage, entries=entries, learned=one))
                 for one in (True, False)
             ]
             costs = []

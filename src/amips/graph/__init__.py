@@ -7,7 +7,6 @@ from amips.graph.making import (
     LOG_DEPTH,
     Graph,
     entry_points,
-    log_edges,
     make_graph,
     near_lists,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "Graph",
     "connect",
     "entry_points",
-    "log_edges",
     "make_graph",
     "near_lists",
     "nearest_keys",

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from amips import native
 from amips.blas import threads_allowed
-from amips.design import GraphStorage
+from amips.design import MOST_DEGREE, GraphStorage
 from amips.errors import AmipsError, BundleError
 from amips.graph import Graph
 from amips.index.cell_files import read_array
@@ -34,7 +34,7 @@ from amips.index.top_keys import top_of_rows
 from amips.lean import Projection
 from amips.metrics import TOP
 from amips.npy import save_npy
-from amips.vectors import Floats, Vectors, row_norms
+from amips.vectors import Floats, Vectors, unit_rows
 
 Ids = NDArray[np.int64]
 
@@ -188,7 +188,7 @@ class GraphStore:
     def _walker(self) -> Any:
         """What walks: compiled, with the codes of neighbours beside each other, or in numpy."""
         keys = np.ascontiguousarray(self.keys)
-        largest = float(row_norms(keys).max()) if self.storage == "flat" else 0.0
+        largest = _largest_norm(keys) if self.storage == "flat" else 0.0
         projection = np.zeros((0, self.d), np.int8) if self.projection is None else self.projection
         codes: NDArray[Any] = np.zeros(0, np.uint8) if self.codes is None else self.codes
         if native.compiled is None:
@@ -242,6 +242,8 @@ class GraphStore:
         for name, ids, least in (("neighbours", neighbours, -1), ("entries", entries, 0)):
             if not ids.size or ids.size >= 1 << 40 or ids.min() < least or ids.max() >= n:
                 raise BundleError(f"{directory / name}.npy is damaged: it names a key that is not there")
+        if neighbours.shape[1] > MOST_DEGREE:  # codes are laid out for every one of them
+            raise BundleError(f"{directory / 'neighbours.npy'} is damaged: {neighbours.shape[1]} neighbours")
         if ((neighbours[:, 1:] >= 0) & (neighbours[:, :-1] < 0)).any():
             raise BundleError(f"{directory / 'neighbours.npy'} is damaged: a list goes on after its end")
         make = partial(cls, directory=directory.absolute() if mmap else None)
@@ -274,7 +276,16 @@ class GraphStore:
 
 
 MOST_KEYS, MOST_VALUES = 1 << 30, 2048
+NORM_ROWS = 1 << 14  # keys whose norms are taken at a time
 LARGEST_WHOLE = 63  # of the projection: products of two with bytes fit into 16 bits together
+
+
+def _largest_norm(keys: Floats) -> float:
+    """The largest norm of the keys that have one: what is not finite says nothing about the others."""
+    blocks = (keys[low : low + NORM_ROWS] for low in range(0, len(keys), NORM_ROWS))
+    with np.errstate(all="ignore"):
+        norms = [unit_rows(block)[1] for block in blocks]
+    return float(max(one[np.isfinite(one)].max(initial=0) for one in norms))
 
 
 def check_graph_size(n: int, dimensions: int | None = None) -> None:

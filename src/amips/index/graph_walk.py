@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from amips.vectors import Floats
 
 STARTS, AHEAD = 8, 2  # as in native/walk.cpp
-UNITS, WIDEST = 1 << 28, 1 << 33
+UNITS, WIDEST, LARGEST = 1 << 28, 1 << 33, 2_000_000_000
 FLOAT = np.float32
 
 
@@ -65,7 +65,8 @@ class NumpyWalker:
         """Walk for each query [m, d]; scores [m, k], ids [m, k] and counts [m, 3] are written."""
         for row in range(len(x)):
             best, counts[row] = self._walk(x[row], ids.shape[1], depth, width, margin, refine)
-            true = (self.keys[best] * x[row]).sum(axis=1)  # a product would round equal keys differently
+            with np.errstate(invalid="ignore"):
+                true = (self.keys[best] * x[row]).sum(axis=1)  # a product would round equal keys differently
             order = np.lexsort((best, -true))[: ids.shape[1]]
             scores[row], ids[row] = -np.inf, -1
             scores[row, : len(order)], ids[row, : len(order)] = true[order], best[order]
@@ -113,7 +114,7 @@ class NumpyWalker:
             flags[key] = 2
             visited += 1
             take(self.neighbours[key], width, floor())
-        count = min(len(pool), k)
+        count = len(pool) if len(pool) <= depth else min(len(pool), k)
         if len(pool) > depth:
             bound = -pool[depth - 1][0] - int(FLOAT(refine) * FLOAT(below))
             while count < len(pool) and -pool[count][0] >= bound:
@@ -139,8 +140,10 @@ class NumpyWalker:
 
     def _scores(self, query: NDArray[Any], units: float, keys: NDArray[np.int32]) -> NDArray[np.int64]:
         if self.storage == "flat":
-            products: NDArray[np.float64] = (self.keys[keys] * query).sum(axis=1).astype(np.float64)
-            return (products * units).astype(np.int64)
+            with np.errstate(invalid="ignore"):  # a key that was not checked may not be a number
+                products: NDArray[np.float64] = (self.keys[keys] * query).sum(axis=1).astype(np.float64)
+            whole = np.nan_to_num(products * units, nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST)
+            return np.clip(whole, -LARGEST, LARGEST).astype(np.int64)
         rows = self.codes[keys]
         if self.storage == "lean":
             rows = values_of_codes(rows)

@@ -31,7 +31,7 @@ class SingleSearch:
 
     def __init__(self, store: FaissCellStore, factors: "tuple[Floats, Floats | None] | None") -> None:
         self.routed = factors is not None
-        self._made_of = store, factors
+        self._inputs = store, factors
         weights, below = factors or (NOTHING, None)
         coded = store.storage == "lean"
         book, projection = store.codebook, store.projection
@@ -60,8 +60,8 @@ class SingleSearch:
         return cls(store, factors) if store.storage == "flat" else None
 
     def __reduce__(self) -> Any:
-        """For pickle: made again of the store."""
-        return SingleSearch, self._made_of
+        """For pickle: made again of the store, or None where nothing is compiled."""
+        return SingleSearch.of, self._inputs
 
     def __call__(
         self,

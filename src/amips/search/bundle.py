@@ -179,8 +179,7 @@ def _read(
         raise BundleError(f"{path} holds other keys than those given")
     labels = _read_labels(data / LABELS, n) if LABELS in listed else None
     if isinstance(store, GraphStore):
-        if not mmap:
-            store.prepare()  # loading waits for it, not the first query
+        store.prepare()  # loading waits for it, not the first query; threads would each do it
         known = {name: value for name, value in facts.measured.items() if name != "temperature"}
         return GraphSearcher(store, facts.points, labels, facts.fingerprint, **known)
     model = load_model(data, BundleError) if facts.router == MODEL else own

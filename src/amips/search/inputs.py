@@ -69,7 +69,7 @@ def one_query(x: Any, d: int) -> tuple[Floats, int] | None:
     What `checked_queries` and `split_norms` do for many, at a fraction of the calls.
     """
     if type(x) is not np.ndarray or x.dtype != _FLOAT32 or not x.flags.c_contiguous:
-        if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiu" or x.size != d:
+        if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiu" or x.size != d or not x.ndim:
             return None
         with np.errstate(over="ignore"):  # what is too large becomes infinite, and is named elsewhere
             x = np.ascontiguousarray(x, np.float32)

@@ -150,7 +150,8 @@ def _wider(searcher: Searcher, split: Split, points: list[Point]) -> list[Point]
 def _every_key(searcher: Index) -> Point:
     """Scoring every key itself: nothing is missed, whichever query asks."""
     n, d = searcher.n, searcher.d
-    return Point(searcher.c, 1.0, 1.0, 1.0, 2.0 * n * d, refine=0, assured=(1.0,) * TOP)
+    looked_at = n if isinstance(searcher, GraphSearcher) else searcher.c
+    return Point(looked_at, 1.0, 1.0, 1.0, 2.0 * n * d, refine=0, assured=(1.0,) * TOP)
 
 
 def _is_coded(searcher: Searcher) -> bool:
