@@ -1,0 +1,44 @@
+"""Devices by name, and how exactly they multiply."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from amips.arguments import refused
+from amips.errors import AmipsError
+
+
+def device_named(name: Any, error: type[AmipsError]) -> torch.device:
+    """The device of this name; by default this process's own GPU, or the CPU. `error` if it has none."""
+    if name is not None and not isinstance(name, str):
+        raise refused("device", name, "a name such as 'cpu' or 'cuda'", error)
+    own_gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name or (own_gpu if torch.cuda.is_available() else "cpu"))
+        torch.zeros(1, device=device).item()  # "meta" has no numbers
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as problem:
+        raise error(f"device={name!r} cannot be used: {str(problem).splitlines()[0]}") from None
+    return device
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products inside are of float32 as it is: TF32 and bfloat16, where the caller allows them, are not."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has done what it was told."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
