@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from amips.arguments import check_choice, check_flag
 from amips.errors import RunError
+from amips.nets import Precision
 
-Precision = Literal["float32", "bf16"]
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 

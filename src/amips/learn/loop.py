@@ -16,7 +16,7 @@ from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
 from amips.learn.adam import adam_step, average_step
 from amips.learn.budget import Budget
 from amips.learn.checkpoint import State
-from amips.learn.compute import Compute, Precision
+from amips.learn.compute import Compute
 from amips.learn.distributed import Group
 from amips.learn.evaluation import centroid_metrics, criterion, evaluate, gain_lines
 from amips.learn.interrupts import collected_interrupts
@@ -32,6 +32,7 @@ from amips.nets import (
     RUN_FORMAT,
     Linear,
     Model,
+    Precision,
     Recipe,
     recipe_named,
     spec_to_json,
