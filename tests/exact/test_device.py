@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amips.device import TorchEngine, ahead, full_precision
+from amips.device import TorchEngine, ahead
 from amips.device.reducers import GROUP, CellOrder, packed, unpacked
 from amips.errors import VectorError
 from amips.exact import cell_maxima, ranks, sweep, top_k
@@ -100,18 +100,18 @@ class TestSameAsNumpy:
         of_cells = cell_maxima(keys, np.arange(n) % 2, queries, count=2, device="cpu")[1]
         assert (of_cells == [0, 1 if n > 1 else -1]).all()
 
-    def test_a_caller_who_allows_less_precision_gets_the_same(self, monkeypatch):
-        keys, queries = make_world(2000, 300, 64, seed=4)
-        before = torch.get_float32_matmul_precision()
-        expected = top_k(keys, queries, 10, device="cpu")
-        torch.set_float32_matmul_precision("medium")
-        try:
-            with full_precision():
-                assert torch.get_float32_matmul_precision() == "highest"
-            assert same(top_k(keys, queries, 10, device="cpu"), expected)
-            assert torch.get_float32_matmul_precision() == "medium"
-        finally:
-            torch.set_float32_matmul_precision(before)
+    @pytest.mark.parametrize(
+        "allow",
+        [
+            "torch.set_float32_matmul_precision('medium')",
+            "torch.backends.cuda.matmul.allow_tf32 = True",
+            "torch.backends.fp32_precision = 'tf32'",
+            "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+        ],
+    )
+    def test_a_caller_who_allows_less_precision_gets_the_same(self, allow):
+        """In a process of its own: some of these settings cannot be taken back."""
+        run(PRECISION.replace("ALLOW", allow))
 
 
 class TestReducers:
@@ -196,6 +196,30 @@ class TestErrors:
         assert list(ahead(iter([]))) == []
 
 
+PRECISION = """
+import numpy as np, torch
+from amips.device import full_precision
+from amips.exact import top_k
+rng = np.random.default_rng(0)
+keys, queries = rng.standard_normal((500, 64), np.float32), rng.standard_normal((90, 64), np.float32)
+expected = top_k(keys, queries, 10, device="cpu")
+def state():
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch cannot say where old and new settings disagree
+        old = None
+    return old, torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+ALLOW
+before = state()
+assert before != ("highest", "none", "none")
+with full_precision():
+    assert state() == ("highest", "ieee", "ieee"), state()
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+assert state() == before, state()
+found = top_k(keys, queries, 10, device="cpu")
+assert all(np.array_equal(a, b) for a, b in zip(found, expected))
+assert state() == before, state()
+"""
 WORK = """
 import sys, numpy as np
 from amips import exact

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import amips
 from amips.device import Ahead
@@ -76,6 +77,16 @@ class NoReading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class OneDevice(TorchDispatchMode):
+    """Refuses what copies from one device to another, which is waited for."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        leaves = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
+        assert len({leaf.device for leaf in leaves}) < 2, f"between devices: {func}"
+        return out
+
+
 class TestSteps:
     @kinds
     def test_a_step_reads_nothing(self, task, tmp_path, monkeypatch, network, recipe):
@@ -95,6 +106,23 @@ class TestSteps:
         assert run.meter.sums()["steps"] == 6
         with NoReading(), pytest.raises(AssertionError, match="a tensor was read"):
             run.meter.first_broken()
+
+    @kinds
+    def test_a_step_moves_nothing_to_or_from_the_device(self, task, tmp_path, network, recipe):
+        """On "meta", where tensors have no numbers: to read one fails, and so does to mix devices."""
+        meta, recipe, group = torch.device("meta"), amips.Recipe(batch=32, **recipe), Group(CPU)
+        setup = set_up(task, network, recipe, 0, meta, group)
+        run = Run(setup, tmp_path, recipe, Budget(10_000, None, 1), 0, group)
+        run.state.progress.step = 1  # at step 0 the loss is looked at
+        batches = [setup.batches(step) for step in range(4)]
+        setup.batches.close()
+        run.batches = batches.__getitem__
+        with OneDevice():
+            for _ in range(3):
+                run.step(0.1)
+        assert run.meter.steps == 3
+        with OneDevice(), pytest.raises(AssertionError, match="between devices"):
+            torch.ones(()).to(meta)
 
     def test_a_gpu_is_read_seldom_and_the_cpu_always(self):
         every = {name: meter.Meter(torch.device(name), {}).every for name in ("cpu", "meta")}

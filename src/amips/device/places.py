@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -27,15 +27,24 @@ def device_named(name: Any, error: type[AmipsError]) -> torch.device:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Products inside are of float32 as it is: TF32 and bfloat16, where the caller allows them, are not."""
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
+    of_torch: Any = torch.backends
+    backends = [of_torch.cuda.matmul, of_torch.mkldnn.matmul]
+    before = [backend.fp32_precision for backend in backends]
+    # torch has an older setting of the same thing, and minds if the two disagree. It cannot be read where the
+    # caller has set the newer one alone; then it is as it should be.
+    older = None
+    with suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+    for backend in backends:
+        backend.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def settle(device: torch.device) -> None:

@@ -285,8 +285,10 @@ class Run:
 
     def _look(self) -> None:
         """Evaluate the averages on val, keep them if they are the best, and log it."""
-        self._check_finite()
         at, started = self.state.progress, time.perf_counter()
+        self._check_finite()
+        at.seconds += time.perf_counter() - started  # what the device had still to do
+        started = time.perf_counter()
         metrics = self._evaluate(self.state.averages)
         value = self.group.agree(criterion(metrics) if self.group.first else 0.0)
         self.state.keep_if_best(value if math.isfinite(value) else math.inf, metrics)
