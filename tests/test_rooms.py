@@ -33,6 +33,7 @@ ORDER = [
     "blas",
     "vectors",
     "rowfiles",
+    "device",
     "exact",
     "lean",
     "metrics",
@@ -54,8 +55,19 @@ ORDER = [
 ]
 DOORS = ("__init__", "__main__")  # of the package itself: they open every room
 WITHOUT_LEARN = ("graph", "routers", "design", "index", "search", "backends")
-MAY_IMPORT_TORCH = ("learn", "text")
-WITHOUT_TORCH = ("graph", "nets", "routers", "design", "index", "search", "builder", "backends")
+MAY_IMPORT_TORCH = ("device", "learn", "text")
+WITHOUT_TORCH = (
+    "exact",
+    "task",
+    "graph",
+    "nets",
+    "routers",
+    "design",
+    "index",
+    "search",
+    "builder",
+    "backends",
+)
 OUTSIDE = ("paper", "benchmarks", "examples")  # of the wheel: they come in by the doors, as anyone does
 
 

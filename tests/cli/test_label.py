@@ -35,9 +35,12 @@ def in_process(folder, monkeypatch, capfd):
     def run(*arguments):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["amips", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        code = 0
+        try:
             main()
-        return subprocess.CompletedProcess(sys.argv, ended.value.code, *capfd.readouterr())
+        except SystemExit as ended:
+            code = ended.code or 0
+        return subprocess.CompletedProcess(sys.argv, code, *capfd.readouterr())
 
     return run
 
@@ -86,6 +89,21 @@ def test_makes_the_task_that_the_python_function_makes(folder, labelled, tmp_pat
     assert files
     for file in files:
         assert (same.path / file).read_bytes() == (task.path / file).read_bytes()
+
+
+def test_on_a_device_it_makes_the_same_task(folder, labelled, tmp_path, in_process):
+    _, task = labelled
+    names = ("label", "keys.npy", "queries.npy", "--out")
+    done = in_process(*names, tmp_path / "t", *OPTIONS, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    same = load_task(tmp_path / "t", verify=True)
+    assert same.options == task.options
+    for one, two in ((same.train, task.train), (same.val, task.val), (same.test, task.test)):
+        assert np.array_equal(one.top_ids, two.top_ids)
+    one_line_error(
+        in_process(*names, tmp_path / "u", "--device", "cuda:99"), "device='cuda:99' cannot be used"
+    )
+    assert not (tmp_path / "u").exists()
 
 
 def test_prints_what_it_made(labelled):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from amips.blas import threads
 from amips.errors import AmipsError, VectorError
-from amips.exact import cell_maxima, check_memory, ranks, sweep, top_k
+from amips.exact import cell_maxima, check_memory, engine, ranks, sweep, top_k
 from amips.exact.reduce import TILE
 from amips.exact.sweep import QUERY_BLOCK
 from helpers import journal_rows, kill_when, make_world
@@ -324,7 +324,7 @@ class TestSameResultAnyWay:
     def test_a_finished_result_is_not_computed_again(self, tmp_path, monkeypatch):
         keys, queries = make_world(300, 100, 8, seed=10)
         first = top_k(keys, queries, 5, out=tmp_path / "out")
-        monkeypatch.setattr(sweep, "parallel", lambda *_: pytest.fail("computed again"))
+        monkeypatch.setattr(engine, "parallel", lambda *_: pytest.fail("computed again"))
         again = top_k(keys, queries, 5, out=tmp_path / "out")
         assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import amips
-from amips import learn
+from amips import exact, learn
 from amips.builder import Builder, builder
 from amips.cells import kmeans
 from amips.design import Design
@@ -287,6 +287,27 @@ def test_without_a_place_it_stays_in_memory(fast, data, tmp_path, monkeypatch):
     assert index.report is not None
     assert recalls(index.search(data[2])[1], exact_top(data[0], data[2]), 10).mean() > 0.9
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_device_is_passed_on_and_changes_no_name(fast, data, tmp_path, monkeypatch, kept):
+    real, devices = exact.top_k, []
+
+    def noted(*arguments, device=None, **options):
+        devices.append(device)
+        return real(*arguments, device=device, **options)
+
+    monkeypatch.setattr(exact, "top_k", noted)
+    options = {"minutes": MINUTES, "cells": CELLS, "out": tmp_path / "b", "quiet": True}
+    amips.fit(*data[:2], **options, device="cpu")
+    assert devices == [None] * 2 + ["cpu"] * 5  # how fast numpy is, how fast the device, three splits
+    assert fast.calls[-1]["device"] == "cpu"
+    folder = kept()
+    amips.fit(*data[:2], **options)  # the same work: it is continued, wherever it was begun
+    assert kept() == folder
+    assert len(devices) == 7
+    with pytest.raises(amips.VectorError, match="device='cuda:99' cannot be used"):
+        amips.fit(*data[:2], **(options | {"out": tmp_path / "c"}), device="cuda:99")
+    assert not (tmp_path / "c.work").exists()
 
 
 def test_quiet_prints_nothing(fast, data, tmp_path, capfd):

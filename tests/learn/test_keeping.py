@@ -181,10 +181,10 @@ class TestBlend:
         monkeypatch.setattr(loop, "criterion", lambda metrics: metrics["wanted"])
         real = loop.evaluate
 
-        def half_way(net, task, split, through):
+        def half_way(net, task, split, through, device):
             moved = np.abs(net.weights["W"] - task.cells.centroids).max()
             furthest.append(moved)
-            return real(net, task, split, through) | {
+            return real(net, task, split, through, device) | {
                 "wanted": float(abs(moved / max(furthest) - 0.5)) if moved else 9.0
             }
 

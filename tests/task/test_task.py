@@ -876,3 +876,53 @@ class TestSplitByRows:
             amips.label(*world, cells=1, copies=2, out=tmp_path / "t", **options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "t").exists()
+
+
+class TestDevice:
+    def test_the_same_task_wherever_it_is_labelled(self, world, task, tmp_path):
+        same = amips.label(*world, **FULL, out=tmp_path / "task", device="cpu")
+        check_targets(same)
+        assert same.fingerprints == task.fingerprints
+        assert manifest(same)["options"] == manifest(task)["options"]
+        for name, split in splits(same).items():
+            assert np.array_equal(split.top_ids, getattr(task, name).top_ids)
+            assert np.array_equal(split.cell_ids, getattr(task, name).cell_ids)
+
+    def test_a_finished_task_is_not_made_again(self, world, task, monkeypatch):
+        monkeypatch.setattr(labeller, "top_k", lambda *_, **__: pytest.fail("labelled again"))
+        assert amips.label(*world, **FULL, out=task.path, device="cpu").path == task.path
+
+    def test_what_is_unfinished_is_continued_on_a_device(self, world, task, tmp_path, monkeypatch):
+        real, devices = labeller.top_k, []
+
+        def noted(*arguments, **options):
+            devices.append(options["device"])
+            if len(devices) == 3 and options["device"] is None:
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(labeller, "top_k", noted)
+        with pytest.raises(KeyboardInterrupt):
+            amips.label(*world, **FULL, out=tmp_path / "task")
+        same = amips.label(*world, **FULL, out=tmp_path / "task", device="cpu")
+        assert devices == [None] * 3 + ["cpu"] * 3
+        for name, split in splits(same).items():
+            assert np.array_equal(split.top_ids, getattr(task, name).top_ids)
+        # Its first splits were there already, to the last bit.
+        assert np.array_equal(same.train.top_scores, task.train.top_scores)
+
+    @pytest.mark.parametrize("device", ["cuda:99", "nonsense", 3])
+    def test_a_device_that_is_not_there_is_found_before_any_work(self, world, tmp_path, device):
+        with pytest.raises(VectorError, match="device=") as caught:
+            amips.label(*world, **SMALL, out=tmp_path / "task", device=device)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "task").exists()
+
+    def test_without_torch(self, world, monkeypatch):
+        monkeypatch.setitem(sys.modules, "amips.device", None)
+        monkeypatch.setitem(sys.modules, "torch", None)
+        for name in [name for name in sys.modules if name.startswith("amips.device.")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delitem(sys.modules, "amips.device")
+        with pytest.raises(amips.AmipsError, match=r"needs torch; pip install 'amips\[train\]'"):
+            amips.label(*world, **SMALL, device="cpu")

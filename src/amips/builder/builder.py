@@ -55,6 +55,7 @@ class Builder:
         minutes: of training, at most, for each router.
         recall: the recall@10 that indexes are made for: what second cells are chosen by and `search` serves.
         iterations, points: of k-means, on so many keys a cell.
+        device: where routers are trained, as in `train`.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class Builder:
         seed: int = 0,
         iterations: int = ITERATIONS,
         points: int = POINTS_PER_CELL,
+        device: str | None = None,
         progress: bool = False,
     ) -> None:
         self.task, self.minutes, self.recall, self.seed = task, minutes, recall, seed
-        self.iterations, self.points, self.progress = iterations, points, progress
+        self.iterations, self.points, self.device, self.progress = iterations, points, device, progress
         task.verify()  # what is made is known by the fingerprint of the keys: they must be these
         self._scratch: Scratch | None = None
         if directory is None:
@@ -163,6 +165,7 @@ class Builder:
                 out=self.run_directory(design),
                 resume="auto",
                 seed=self.seed,
+                device=self.device,
                 # What was gained is the caller's to say: a fit or a bench prints its own results.
                 progress="bar" if self.progress else False,
             )

@@ -43,6 +43,7 @@ from amips.vectors import read_ids
 @click.option("--seed", default=0)
 @click.option("--keep-zero", is_flag=True, help="Allow keys that are all zero.")
 @click.option("--memory", type=size, default="1G", help="Bound on the working set of exact search.")
+@click.option("--device", help="Where exact search multiplies: cuda, ...  [default: numpy, on the CPU]")
 def label(
     out: Path, keys: str, queries: str, plain: bool, keep_zero: bool, split: str | None, **options: Any
 ) -> None:
@@ -93,6 +94,7 @@ def label(
 )
 @click.option("--ids", help=IDS_HELP)
 @click.option("--seed", default=0)
+@click.option("--device", help="Where queries are labelled and routers trained: cuda, ...")
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 def fit(keys: str, queries: str, **options: Any) -> None:
     """Choose and build the cheapest index of KEYS.

@@ -2,15 +2,18 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
 import amips
 from amips.cli.options import cli, echo, number_or_word, output, path
+from amips.extras import needs_extra
 from amips.nets import (
     PAPER_SAMPLES,
     RECIPES,
+    Precision,
     Recipe,
     read_recipe,
     read_settings,
@@ -54,10 +57,25 @@ SHAPES = {
 @click.option("--batch", type=int, help="Rows in a batch, for each process.")
 @click.option("--evaluations", default=20, help="How often to evaluate and save, at most.")
 @click.option("--seed", default=0)
+@click.option("--seeds", help="One run for each, in OUT/seed-0 and so on: how many, or which (0,1,2).")
 @click.option("--device", help="cpu, cuda, ...")
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    default="float32",
+    help="bf16: products in bfloat16; weights stay float32.",
+)
+@click.option("--compile", is_flag=True, help="torch.compile the loss.")
+@click.option("--tensorboard", is_flag=True, help="Log for TensorBoard, too, in OUT/tensorboard.")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run.")
 def train(
-    task: Path, out: Path, net: str | None, recipe: str, settings: tuple[str, ...], **options: Any
+    task: Path,
+    out: Path,
+    net: str | None,
+    recipe: str,
+    settings: tuple[str, ...],
+    seeds: str | None,
+    **options: Any,
 ) -> None:
     """Train a linear or max-affine router, a SupportNet or a KeyNet on TASK.
 
@@ -80,7 +98,11 @@ def train(
     spec = spec_from_json({**network, **of_network})
     if recipe == "paper" and options["samples"] is options["minutes"] is None:
         options["samples"] = PAPER_SAMPLES
-    model = amips.train(task, spec, recipe=chosen.changed(of_recipe), out=out, progress=True, **options)
+    options |= {"recipe": chosen.changed(of_recipe), "out": out, "progress": True}
+    if seeds is not None:
+        _train_seeds(task, spec, seeds, options)
+        return
+    model = amips.train(task, spec, **options)
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
     echo(
@@ -89,6 +111,34 @@ def train(
     )
     rows = [[name, f"{value:.4f}"] for name, value in model.about["val"].items()]
     echo(text_table(["on val", ""], rows))
+
+
+def _train_seeds(task: Path, spec: Any, seeds: str, options: dict[str, Any]) -> None:
+    """A run for each seed, and a table of what they have on val."""
+    if click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT:
+        raise click.UsageError("give --seed or --seeds, not both")
+    del options["seed"]
+    with needs_extra("amips train", "train", "torch"):
+        from amips.learn import train_seeds
+    runs = train_seeds(task, spec, seeds=_seeds(seeds), **options)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    numbers = list(runs.models)
+    echo(f"{options['out']}: {type(spec).__name__}, seeds {', '.join(map(str, numbers))}")
+    mean, spread = runs.mean, runs.spread
+    rows = [
+        [name, *(f"{value:.4f}" for value in (mean[name], spread[name], *values))]
+        for name, values in runs.val.items()
+    ]
+    echo(text_table(["on val", "mean", "spread", *(f"seed {seed}" for seed in numbers)], rows))
+
+
+def _seeds(text: str) -> int | list[int]:
+    """How many seeds, or which: 3 is 0, 1 and 2, and so is 0,1,2; 7, is 7 alone."""
+    try:
+        return [int(word) for word in text.split(",") if word.strip()] if "," in text else int(text)
+    except ValueError:
+        raise click.UsageError(f"--seeds {text}: expected a number of seeds, or some like 0,1,2") from None
 
 
 def _recipe(name: str) -> tuple[Recipe, dict[str, Any] | None]:

@@ -7,12 +7,14 @@ killed run that was given `out` continues where it stopped and gives the same by
 Exactly equal keys deserve care: two columns of a matrix product may be rounded differently though their
 inputs are the same. So doubles are scored once and expanded (`top_k`) or named by their lowest id
 (`cell_maxima`); ties between different keys are ties of the computed scores.
+
+With a `device` torch multiplies and reduces there (`amips.device`); what is asked, in which shards, and where
+it resumes are the same, so that the ids are, too, where scores differ by more than rounding.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from numpy.typing import NDArray
 
 from amips.blas import parallel
 from amips.errors import VectorError
-from amips.exact.reduce import TILE, Best, CellBest, Doubles, Ids, Tiles, lowest_double_in_cell
+from amips.exact.engine import Engine, NumpyEngine, Reducer, torch_engine
+from amips.exact.reduce import TILE, Doubles, Ids, Tiles, lowest_double_in_cell
 from amips.progress import Bar
 from amips.rowfiles import Columns, RowFiles
 from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
@@ -41,13 +44,15 @@ def top_k(
     *,
     memory: int = MEMORY,
     out: str | Path | None = None,
+    device: str | None = None,
     progress: bool = False,
 ) -> tuple[Floats, Ids]:
     """The k keys with the largest <x, y> for each query: scores [m, k] and ids [m, k], best first.
 
     `memory` bounds the working set in bytes, beside arrays the caller holds and some 50 bytes a key.
     With `out`, a directory, the results are memory-mapped files there, and a call with the same arguments
-    resumes. k is cut to n.
+    resumes. With `device`, "cuda" for example, torch multiplies there; `memory` then bounds what is taken of
+    the device, too. k is cut to n.
     """
     keys, queries = _opened(keys, queries)
     if k < 1:
@@ -58,15 +63,24 @@ def top_k(
     doubles = Doubles(firsts) if len(unique) < keys.n else None
     width = min(k, len(unique))
 
-    def best(x: Floats) -> Best:
-        return Best(x, width)
-
     def expanded(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
         return (scores, ids) if doubles is None else doubles.expand(scores, unique[ids], k)
 
     order = None if doubles is None else unique
     return _sweep(
-        "top keys", "", best, expanded, keys, order, queries, k, k * TOP_BYTES, memory, out, progress
+        "top keys",
+        "",
+        lambda engine: engine.top_keys(width),
+        expanded,
+        keys,
+        order,
+        queries,
+        k,
+        k * TOP_BYTES,
+        memory,
+        out,
+        device,
+        progress,
     )
 
 
@@ -78,12 +92,13 @@ def cell_maxima(
     count: int | None = None,
     memory: int = MEMORY,
     out: str | Path | None = None,
+    device: str | None = None,
     progress: bool = False,
 ) -> tuple[Floats, Ids]:
     """The top key of every cell for each query: support values sigma_j(x) [m, c] and key ids [m, c].
 
     `cells` [n] holds each key's cell in 0..count-1 (count = max + 1 when not given). An empty cell has
-    support value -inf and id -1. `memory` and `out` are as in `top_k`.
+    support value -inf and id -1. `memory`, `out` and `device` are as in `top_k`.
     """
     keys, queries = _opened(keys, queries)
     cells = np.asarray(cells)
@@ -96,16 +111,13 @@ def cell_maxima(
     bounds = np.searchsorted(cells[order], np.arange(c + 1))
     name = lowest_double_in_cell(first_equal(keys), cells)
 
-    def best(x: Floats) -> CellBest:
-        return CellBest(x, order, bounds)
-
     def renamed(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
         return scores, np.where(ids < 0, -1, name[ids])
 
     return _sweep(
         "cell maxima",
         hashlib.sha256(order.tobytes() + bounds.tobytes()).hexdigest(),
-        best,
+        lambda engine: engine.top_of_cells(order, bounds),
         renamed,
         keys,
         order,
@@ -114,6 +126,7 @@ def cell_maxima(
         c * CELL_BYTES,
         memory,
         out,
+        device,
         progress,
     )
 
@@ -121,7 +134,7 @@ def cell_maxima(
 def _sweep(
     what: str,
     digest: str,
-    begin: Callable[[Floats], Best | CellBest],
+    reducers: Callable[[Engine], Callable[[Floats], Reducer]],
     complete: Callable[[Floats, Ids], tuple[Floats, Ids]],
     keys: Vectors,
     order: NDArray[np.int64] | None,
@@ -130,10 +143,15 @@ def _sweep(
     bytes_per_query: int,
     memory: int,
     out: str | Path | None,
+    device: str | None,
     progress: bool,
 ) -> tuple[Floats, Ids]:
     """Feed all keys (in `order`) to a reducer for each block of queries, shard by shard."""
     plan = _plan(keys, queries, memory, bytes_per_query, copies_keys=order is not None)
+    engine: Engine = NumpyEngine(plan.workers)
+    if device is not None:
+        engine = torch_engine(device, memory, plan.query_block, keys.d)
+    begin = reducers(engine)
     tables: Columns = {"scores": (np.float32, (width,)), "ids": (np.int32, (width,))}
     of = ""
     if out is not None:
@@ -145,8 +163,9 @@ def _sweep(
             for start in range(files.done, queries.n, plan.shard):
                 x = queries.rows(start, start + plan.shard)
                 blocks = [begin(x[rows]) for rows in _slices(len(x), plan.query_block)]
-                for first, y in _key_blocks(keys, order, plan.key_block):
-                    parallel(partial(_update, keys=y, first=first), blocks, plan.workers)
+                for first, y in engine.blocks(_key_blocks(keys, order, plan.key_block)):
+                    engine.feed(blocks, y, first)
+                    del y  # before the next one is waited for
                 for block in blocks:
                     scores, ids = complete(*block.finish())
                     files.append({"scores": scores, "ids": ids})
@@ -156,16 +175,18 @@ def _sweep(
     return result["scores"], result["ids"]
 
 
-def _update(block: Best | CellBest, keys: Floats, first: int) -> None:
-    block.update(keys, first)
-
-
 def ranks(
-    keys: Any, points: Floats, targets: NDArray[np.integer[Any]], *, memory: int = MEMORY
+    keys: Any,
+    points: Floats,
+    targets: NDArray[np.integer[Any]],
+    *,
+    memory: int = MEMORY,
+    device: str | None = None,
 ) -> NDArray[np.int64]:
     """Rank of key targets[i] among all keys by distance from points[i]; 1 is the nearest.
 
     Nearness orders by <p, y> - ||y||^2 / 2. A key as near as the target, to rounding, is not before it.
+    `memory` and `device` are as in `top_k`.
     """
     keys, rows = _opened(keys, points)
     plan = _plan(keys, rows, memory, per_query=64, copies_keys=False)
@@ -177,6 +198,13 @@ def ranks(
     # The target's own score comes from another summation order than the tile's: allow for its rounding,
     # so that a target is not outranked by itself or by its exact double.
     slack = 1e-6 * (row_norms(rows.load()) * np.sqrt(squared) + 0.5 * squared)
+    if device is not None:
+        engine = torch_engine(device, memory, plan.query_block, keys.d)
+        parts = _slices(rows.n, plan.query_block)
+        blocks = [engine.nearer(rows.rows(part.start, part.stop), (own + slack)[part]) for part in parts]
+        for first, y in engine.blocks(_key_blocks(keys, None, plan.key_block)):
+            engine.feed(blocks, y, first)
+        return np.concatenate([block.finish() for block in blocks]) + 1
     for _, y in _key_blocks(keys, None, plan.key_block):
         half = 0.5 * np.einsum("nd,nd->n", y, y)
 

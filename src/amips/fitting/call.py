@@ -11,6 +11,7 @@ from typing import Any, get_args
 from amips.arguments import check_choice, check_flag, check_number, check_recall, check_seed, check_whole
 from amips.design import GraphStorage, Storage, Structure, checked_fraction
 from amips.errors import AmipsError, VectorError
+from amips.exact import check_device
 from amips.extras import needs_extra
 from amips.files import remove_partials
 from amips.fitting.fitting import Fitting
@@ -41,6 +42,7 @@ def fit(
     structure: Structure | None = None,
     ids: Any = None,
     seed: int = 0,
+    device: str | None = None,
     quiet: bool = False,
 ) -> Index:
     """From keys and queries to an index that is cheaper to search than plain IVF, in about the minutes given.
@@ -68,6 +70,8 @@ def fit(
         structure: "cells" or "graph"; the cheaper of both when not given. `cells`, `spill_fraction` and
             storage "pq" are of cells only.
         ids: what to return for each key instead of 0..n-1.
+        device: where queries are labelled and routers trained, "cuda" for example; by default the former
+            is done by numpy, on the CPU, and the latter as `train` does it.
         quiet: print nothing.
     """
     settings = Settings(
@@ -86,6 +90,8 @@ def fit(
         check_bundle_place(out)  # before the work, not after it
     with needs_extra("amips.fit", "train", "torch"):
         import amips.learn  # noqa: F401
+    if device is not None:
+        check_device(device)
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     if keys.d != queries.d:
         raise VectorError(f"keys have dimension {keys.d} but queries have dimension {queries.d}")
@@ -98,13 +104,14 @@ def fit(
     name = hashlib.sha256(json.dumps(call, sort_keys=True).encode()).hexdigest()[:12]
     if out is None:
         scratch = Scratch("amips-fit-")
+        fitting = Fitting(scratch.path / name, settings, quiet, device)
         try:
-            return replace(Fitting(scratch.path / name, settings, quiet).run(keys, queries), labels=labels)
+            return replace(fitting.run(keys, queries), labels=labels)
         finally:
             scratch.remove()
     out = Path(out).resolve()
     with _alone(out) as work:
-        fitting = Fitting(work / name, settings, quiet)
+        fitting = Fitting(work / name, settings, quiet, device)
         index = replace(fitting.run(keys, queries), labels=labels)
         save(index, out)
         fitting.remove()

@@ -53,11 +53,11 @@ WORTH = 0.98  # of the cost, at most, that second cells must come down to: they 
 class Fitting:
     """One call of `fit` and its work in progress."""
 
-    def __init__(self, work: Path, settings: Settings, quiet: bool) -> None:
-        self.work, self.settings, self.quiet = work, settings, quiet
+    def __init__(self, work: Path, settings: Settings, quiet: bool, device: str | None = None) -> None:
+        self.work, self.settings, self.quiet, self.device = work, settings, quiet, device
         self.seconds = 60 * settings.minutes
         self.cells_time = 1.0  # fraction of the time that cells may have
-        self.rate = 0.0  # FLOPs a second, of labelling
+        self.rate = 0.0  # FLOPs a second, of exact search with numpy
         self.trials: list[Trial] = []
         self.timed = np.empty((0, 0), np.float32)  # val queries that times are taken of
 
@@ -144,7 +144,8 @@ class Fitting:
             count, self.rate = int(known["labelled"]), float(known["rate"])
         else:
             self.rate = _rate(keys, queries)
-            affordable = int(self.rate * self.seconds * LABEL_TIME / (2 * keys.n * keys.d))
+            labelling = self.rate if self.device is None else _rate(keys, queries, self.device)
+            affordable = int(labelling * self.seconds * LABEL_TIME / (2 * keys.n * keys.d))
             count = min(queries.n, max(LEAST, affordable))
             self.work.mkdir(parents=True, exist_ok=True)
             write_json(self.work / CALL, {**asdict(self.settings), "labelled": count, "rate": self.rate})
@@ -168,6 +169,7 @@ class Fitting:
                 cells=1,
                 k=LOG_DEPTH,
                 seed=seed,
+                device=self.device,
                 progress=not self.quiet,
             )
         except AmipsError:
@@ -188,6 +190,7 @@ class Fitting:
             seed=self.settings.seed,
             iterations=ITERATIONS,
             points=max(FEWEST_POINTS, min(POINTS_PER_CELL, points)),
+            device=self.device,
             progress=not self.quiet,
         )
 
@@ -320,13 +323,13 @@ def _best(candidates: list[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: candidate.cost)[:SURVIVORS]
 
 
-def _rate(keys: Vectors, queries: Vectors) -> float:
+def _rate(keys: Vectors, queries: Vectors, device: str | None = None) -> float:
     """FLOPs a second of finding top keys."""
     lengths, times = [], []
     for few in (min(64, queries.n // 2), min(64 + PILOT, queries.n)):
         x = queries.rows(0, max(1, few))
         started = time.perf_counter()
-        exact.top_k(keys, x, TOP)
+        exact.top_k(keys, x, TOP, device=device)
         times.append(time.perf_counter() - started)
         lengths.append(len(x))
     # Of the difference: what a call costs whatever it is asked is not part of a rate.

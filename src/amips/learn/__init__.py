@@ -1,24 +1,24 @@
-"""Training with torch: modules, losses, the loop. Beside encoders of texts, nothing else imports torch."""
+"""Training with torch: modules, losses, the loop."""
 
-from amips.resources import check_address_space
-
-check_address_space(640 << 20)  # torch and its threads take so much; without it, loading ends in a signal
-
-from amips.learn.budget import Budget  # noqa: E402
-from amips.learn.distributed import Group  # noqa: E402
-from amips.learn.evaluation import centroid_metrics, criterion, evaluate  # noqa: E402
-from amips.learn.loop import Run, train  # noqa: E402
-from amips.learn.modules import Network  # noqa: E402
-from amips.learn.setup import set_up  # noqa: E402
+import amips.device  # noqa: F401  (first: it looks whether there is memory for torch before it loads it)
+from amips.learn.budget import Budget
+from amips.learn.distributed import Group
+from amips.learn.evaluation import centroid_metrics, criterion, evaluate
+from amips.learn.loop import Run, train
+from amips.learn.modules import Network
+from amips.learn.seeds import SeedRuns, train_seeds
+from amips.learn.setup import set_up
 
 __all__ = [
     "Budget",
     "Group",
     "Network",
     "Run",
+    "SeedRuns",
     "centroid_metrics",
     "criterion",
     "evaluate",
     "set_up",
     "train",
+    "train_seeds",
 ]

@@ -16,13 +16,15 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 def adam_step(state: State, grads: list[Tensor], rate: float) -> None:
     """Adam with bias correction: parameters and moments change; `state.progress` counts this step already."""
     parameters = list(state.parameters.values())
+    # Filled on the device: a number that is copied there is waited for.
+    step = torch.full((), float(state.progress.step), device=parameters[0].device)
     torch._fused_adam_(
         parameters,
         grads,
         list(state.first.values()),
         list(state.second.values()),
         [],
-        [torch.tensor(float(state.progress.step), device=p.device) for p in parameters],
+        [step] * len(parameters),
         lr=rate,
         beta1=BETAS[0],
         beta2=BETAS[1],

@@ -1,29 +1,27 @@
-"""Batches gathered from memory-mapped arrays: no loop over rows, nothing held but the batch."""
+"""Batches gathered from memory-mapped arrays: no loop over rows, nothing held but the batch.
 
-import warnings
-from typing import Any
+For a device other than the CPU the next batch is gathered and pinned in a thread while this one is learned
+from, and fetched by the device itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from amips.device import Ahead, as_tensor, moved, pinned
 from amips.errors import RunError
 from amips.learn.losses import Batch, CellBatch, draw_cells
 from amips.nets import Recipe
 from amips.task import Task
 
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    """The same memory as a tensor; nothing is copied."""
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # torch wants memory it could write to; nothing is written
-        return torch.from_numpy(np.asarray(array))
+AnyBatch = TypeVar("AnyBatch", Batch, CellBatch)
 
 
-class _Rows:
+class _Rows(Generic[AnyBatch]):
     """The training rows of a task in a random order of its own for each epoch.
 
     What batch number `step` holds follows from the seed alone, so a resumed run needs no more state. With
@@ -33,10 +31,29 @@ class _Rows:
     def __init__(
         self, task: Task, recipe: Recipe, seed: int, rank: int, world: int, device: torch.device
     ) -> None:
-        self.queries = _tensor(task.train.queries)
+        self.queries = as_tensor(task.train.queries)
         self.recipe, self.seed, self.rank, self.world, self.device = recipe, seed, rank, world, device
         self.epoch, self.order = -1, torch.empty(0, dtype=torch.int64)
         self.mine = slice(rank * recipe.batch, (rank + 1) * recipe.batch)
+        self.ahead: Ahead[AnyBatch] | None = None if device.type == "cpu" else Ahead(self._pinned)
+
+    def gathered(self, step: int) -> AnyBatch:
+        """This process's part of batch number `step`, in host memory."""
+        raise NotImplementedError
+
+    def __call__(self, step: int) -> AnyBatch:
+        """This process's part of batch number `step`, on the device."""
+        if self.ahead is None:
+            return self.gathered(step)
+        return _each(self.ahead(step), lambda tensor: moved(tensor, self.device))
+
+    def _pinned(self, step: int) -> AnyBatch:
+        return _each(self.gathered(step), lambda tensor: pinned(tensor, self.device))
+
+    def close(self) -> None:
+        """End the thread that gathers batches."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     @property
     def rows(self) -> int:
@@ -62,11 +79,18 @@ class _Rows:
         return self._rows_at(step * size, size)[self.mine]
 
 
+def _each(batch: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:
+    """The batch with every tensor changed."""
+    tensors: dict[str, Any] = {name: v for name, v in vars(batch).items() if isinstance(v, Tensor)}
+    changed: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.items()}
+    return replace(batch, **changed)
+
+
 class TopCells:
     """The cells of the top keys of training rows."""
 
     def __init__(self, task: Task, recipe: Recipe) -> None:
-        self.top = _tensor(task.train.top_ids)[:, : recipe.route_top]
+        self.top = as_tensor(task.train.top_ids)[:, : recipe.route_top]
         self.assignment = torch.from_numpy(task.cells.assignment.astype(np.int64))
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -82,7 +106,7 @@ def _need_cell_targets(task: Task) -> None:
         )
 
 
-class CellBatches(_Rows):
+class CellBatches(_Rows[CellBatch]):
     """Queries and the cells of their top keys, for routers that learn cells alone."""
 
     def __init__(
@@ -93,17 +117,16 @@ class CellBatches(_Rows):
         self.sigma = None
         if recipe.listwise:
             _need_cell_targets(task)
-            self.sigma = _tensor(task.train.cell_scores)
+            self.sigma = as_tensor(task.train.cell_scores)
 
-    def __call__(self, step: int) -> CellBatch:
-        """This process's part of batch number `step`."""
+    def gathered(self, step: int) -> CellBatch:
+        """This process's part of batch number `step`, in host memory."""
         rows = self.part(step)
-        sigma = None if self.sigma is None else self.sigma[rows].to(self.device)
-        x, top = self.queries[rows].to(self.device), self.top(rows).to(self.device)
-        return CellBatch(x, top, sigma, self.recipe.anchor / self.rows)
+        sigma = None if self.sigma is None else self.sigma[rows]
+        return CellBatch(self.queries[rows], self.top(rows), sigma, self.recipe.anchor / self.rows)
 
 
-class Batches(_Rows):
+class Batches(_Rows[Batch]):
     """Queries with the support values and top keys of their cells.
 
     With a routing loss also the cells of their top keys: those of `routed`, which has the same queries.
@@ -124,13 +147,13 @@ class Batches(_Rows):
         self.drawn = recipe.cells_drawn(kind, task.c)
         _need_cell_targets(task)
         self.top = TopCells(routed or task, recipe) if recipe.route_weight else None
-        self.keys = _tensor(task.keys)
-        self.sigma = _tensor(task.train.cell_scores)
-        self.ids = _tensor(task.train.cell_ids)
+        self.keys = as_tensor(task.keys)
+        self.sigma = as_tensor(task.train.cell_scores)
+        self.ids = as_tensor(task.train.cell_ids)
         self.c = task.c
 
-    def __call__(self, step: int) -> Batch:
-        """This process's part of batch number `step`."""
+    def gathered(self, step: int) -> Batch:
+        """This process's part of batch number `step`, in host memory."""
         rows = self.part(step)
         sigma, ids = self.sigma[rows], self.ids[rows].long()
         cells = signs = None
@@ -144,8 +167,4 @@ class Batches(_Rows):
             ids = ids.gather(1, cells)
         targets = self.keys[ids.flatten()].view(*ids.shape, -1)
         top = None if self.top is None else self.top(rows)
-        batch = Batch(self.queries[rows], sigma, targets, cells, signs, top)
-        if self.device.type == "cpu":
-            return batch
-        moved = [None if v is None else v.to(self.device) for v in vars(batch).values()]
-        return Batch(*moved)  # type: ignore[arg-type]
+        return Batch(self.queries[rows], sigma, targets, cells, signs, top)

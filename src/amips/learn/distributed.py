@@ -6,22 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from amips.arguments import refused
-from amips.errors import RunError
-
-
-def device_named(name: str | None) -> torch.device:
-    """The device of this name; by default this process's own GPU, or the CPU. RunError if it has none."""
-    if name is not None and not isinstance(name, str):
-        raise refused("device", name, "a name such as 'cpu' or 'cuda'", RunError)
-    own_gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        device = torch.device(name or (own_gpu if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        raise RunError(f"device={name!r} cannot be used: {str(problem).splitlines()[0]}") from None
-    return device
-
 
 class Group:
     """The processes of a run; one alone unless torchrun started several."""

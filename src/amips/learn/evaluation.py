@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import exact
+from amips.learn.on_device import OnDevice
 from amips.metrics import SCAN, TARGET_RECALL, TOP, rank_metrics, routing_accuracy, transport_error
 from amips.nets import AffineNet, Model, Net
 from amips.routers import CentroidRouter, RoutingEstimate, router_for
@@ -17,7 +18,9 @@ BLOCK_FLOATS = 1 << 23
 EREL = "erel"  # what decides between networks that predict one key; between routers it is SCAN
 
 
-def evaluate(net: Model, task: Task, split: Split, through: Task | None = None) -> dict[str, float]:
+def evaluate(
+    net: Model, task: Task, split: Split, through: Task | None = None, device: str | None = None
+) -> dict[str, float]:
     """Metrics on a split. A linear router predicts cells only, so it has those of routing only.
 
     `score` and `key` are the mean squared errors of support values and of keys (summed over d), `erel` and
@@ -28,10 +31,13 @@ def evaluate(net: Model, task: Task, split: Split, through: Task | None = None) 
 
     Args:
         through: for a network that predicts one key, the same task with the cells that it is to choose from.
+        device: where torch computes scores, keys and ranks, "cuda" for example; None is numpy, on the CPU.
     """
+    runtime = net if device is None else OnDevice(net, device)
     if isinstance(net, AffineNet):
-        return routing_metrics(net.scores(np.asarray(split.queries)), task, split)
+        return routing_metrics(runtime.scores(np.asarray(split.queries)), task, split)
     assert isinstance(net, Net)
+    assert isinstance(runtime, Net | OnDevice)
     m, c, d = len(split), net.c, net.d
     key_rows = min(m, max(64, MOST_PAIRS // c))
     score_errors, key_errors, transports = [], [], []
@@ -41,15 +47,15 @@ def evaluate(net: Model, task: Task, split: Split, through: Task | None = None) 
     for low in range(0, m, step):
         rows = slice(low, min(low + step, m))
         x, sigma = np.asarray(split.queries[rows]), np.asarray(split.cell_scores[rows])
-        scores[rows] = net.scores(x)
+        scores[rows] = runtime.scores(x)
         score_errors.append(np.square(scores[rows] - sigma).mean(axis=1))
         if low < key_rows:
-            keys = net.keys(x)
+            keys = runtime.keys(x)
             targets = task.keys[split.cell_ids[rows]]
             key_errors.append(np.square(keys - targets).sum(axis=2).mean(axis=1))
             transports.append(transport_error(keys, x[:, None, :], targets).mean(axis=1))
         best = scores[rows].argmax(axis=1)[:, None]
-        points[rows] = net.keys(x, best)[:, 0]
+        points[rows] = runtime.keys(x, best)[:, 0]
     erel = float(np.concatenate(transports).mean())
     top = np.asarray(split.top_ids[:, 0])
     result = {
@@ -57,9 +63,11 @@ def evaluate(net: Model, task: Task, split: Split, through: Task | None = None) 
         "key": float(np.concatenate(key_errors).mean()),
         EREL: erel,
         "erel_half": erel / 2,
-        **rank_metrics(exact.ranks(task.keys, points, top)),
+        **rank_metrics(exact.ranks(task.keys, points, top, device=device)),
     }
     if through is not None:
+        if device is not None:
+            return result | routing_metrics(points @ through.cells.centroids.T, through, split)
         router = router_for(net, through.cells.centroids)
         return result | routing_metrics(router.scores(np.asarray(split.queries)), through, split)
     return result | routing_metrics(scores, task, split) if c > 1 else result

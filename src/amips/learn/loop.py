@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 
 from amips.arguments import check_flag, check_path, check_seed, refused
+from amips.device import device_named
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
 from amips.learn.adam import adam_step, average_step
 from amips.learn.budget import Budget
 from amips.learn.checkpoint import State
-from amips.learn.distributed import Group, device_named
+from amips.learn.compute import Compute
+from amips.learn.distributed import Group
 from amips.learn.evaluation import centroid_metrics, criterion, evaluate, gain_lines
 from amips.learn.interrupts import collected_interrupts
 from amips.learn.losses import total_loss
+from amips.learn.meter import Meter
 from amips.learn.run_directory import Resume, RunDirectory
 from amips.learn.setup import Setup, Spec, set_up
+from amips.learn.tensorboard import check_tensorboard
 from amips.metrics import SCAN
 from amips.nets import (
     DEFAULT_MINUTES,
@@ -28,6 +32,7 @@ from amips.nets import (
     RUN_FORMAT,
     Linear,
     Model,
+    Precision,
     Recipe,
     recipe_named,
     spec_to_json,
@@ -57,6 +62,9 @@ def train(
     evaluations: int = EVALUATIONS,
     resume: Resume = False,
     device: str | None = None,
+    precision: Precision = "float32",
+    compile: bool = False,
+    tensorboard: bool = False,
     progress: Progress = False,
 ) -> Model:
     """Train a network on a task and return its runtime: the best weights on val, the first ones among them.
@@ -79,6 +87,9 @@ def train(
         evaluations: how often in the run to evaluate on val, log, and save a checkpoint: more often at first.
         resume: continue an unfinished run in `out`; "auto" begins one where there is none.
         device: "cpu", "cuda", ...; by default CUDA where there is one.
+        precision: "float32", or "bf16" for products in bfloat16 (autocast); weights stay float32.
+        compile: `torch.compile` the loss; the first step then takes a minute or so.
+        tensorboard: log to `out`/tensorboard, too, for TensorBoard; needs `amips[tensorboard]`.
         progress: say on standard error how far it is (a bar on a terminal, a line now and then otherwise) and
             print at the end what was gained on val, beside centroid routing; "bar" for the first alone.
     """
@@ -87,6 +98,8 @@ def train(
         resume = check_flag("resume", resume, error=RunError)
     if not isinstance(progress, str) or progress != "bar":
         progress = check_flag("progress", progress, error=RunError)
+    compute = Compute(precision, compile)
+    tensorboard = check_tensorboard(tensorboard, out)
     if samples is not None and minutes is not None:
         raise RunError("give the budget as samples or as minutes, not both")
     by_default = samples is None and minutes is None
@@ -102,15 +115,16 @@ def train(
     elif resume is True:
         raise RunError("resume: give the directory of the run to continue, as out")
     task = load_task(task, verify=True)
-    place = device_named(device)
+    place = device_named(device, RunError)
     group = Group(place)
     try:
         setup = set_up(task, network or Linear(), recipe, seed, place, group)
         scratch = Scratch("amips-run-") if out is None else None
         directory = scratch.path if scratch is not None else Path(str(out))
-        run = Run(setup, directory, recipe, budget, seed, group)
+        run = Run(setup, directory, recipe, budget, seed, group, compute)
         with ExitStack() as stack:
-            finished = run.prepare(resume, stack)
+            stack.callback(setup.batches.close)
+            finished = run.prepare(resume, stack, tensorboard)
             model = finished if finished is not None else run.train(bool(progress))
     finally:
         group.close()
@@ -124,13 +138,23 @@ class Run:
     """A training run: its settings, its state, and its loop."""
 
     def __init__(
-        self, setup: Setup, out: Path, recipe: Recipe, budget: Budget, seed: int, group: Group
+        self,
+        setup: Setup,
+        out: Path,
+        recipe: Recipe,
+        budget: Budget,
+        seed: int,
+        group: Group,
+        compute: Compute = Compute(),  # noqa: B008  (frozen)
     ) -> None:
         self.setup, self.network, self.batches = setup, setup.network, setup.batches
         self.out, self.recipe, self.budget, self.group = out, recipe, budget, group
         self.batch = recipe.batch * group.world
         self.saved_at = time.monotonic()
         self.state = State.beginning(dict(self.network.named_parameters()))
+        self.device = next(iter(self.state.parameters.values())).device
+        self.compute, self.compiled = compute, compute.prepared(total_loss) if compute.compile else None
+        self.meter = Meter(self.device, {})
         self.start = {name: value.clone() for name, value in self.state.averages.items()}
         self.centroid: dict[str, float] = {}
         config: dict[str, Any] = {
@@ -146,20 +170,22 @@ class Run:
             "keys": setup.task.fingerprint,
             "task": setup.task.options,
         }
+        config |= compute.settings()
         if setup.through is not None:
             config["through"] = setup.through.fingerprints["cells"]
         self.directory = RunDirectory(out, config)
 
-    def prepare(self, resume: Resume, stack: ExitStack) -> Model | None:
+    def prepare(self, resume: Resume, stack: ExitStack, tensorboard: bool = False) -> Model | None:
         """Begin, continue, or find the run finished; `stack` keeps others from training here too."""
         finished = self.directory.finished(resume)
         if finished is not None:
             return finished
         if self.directory.has_checkpoint:
             self.state.restore(self.out)
+            self.meter.restart(self.state.progress.sums)
         self._together()
         if self.group.first:
-            self.directory.begin(self.state.progress.step, stack)
+            self.directory.begin(self.state.progress.step, stack, tensorboard)
             self.centroid = centroid_metrics(self.setup.routed, self.setup.routed.val)
         return None
 
@@ -194,15 +220,13 @@ class Run:
             evaluated = self.budget.evaluations_due(done)
             while done < 1 and not self.stopped(done):
                 started = time.perf_counter()
-                losses = self.step(done)
+                self.step(done)
                 at.seconds += time.perf_counter() - started
                 done = self.done()
-                for name, value in {**losses, "steps": 1.0}.items():
-                    at.sums[name] = at.sums.get(name, 0.0) + value
                 if shown.n == 0 and not total and done > 0:
                     shown.total = int(at.samples / done)
                 shown.update(min(self.batch, (shown.total or at.samples) - shown.n))
-                shown.set_postfix(loss=f"{losses['loss']:.4f}", best=self._best(), refresh=False)
+                shown.set_postfix(loss=f"{self.meter.loss:.4f}", best=self._best(), refresh=False)
                 # First the evaluation, then the interrupt: a resumed run does not come back for it.
                 due = self.budget.evaluations_due(done) > evaluated and self.budget.affords(at)
                 if self.group.agree(float(due)) or done >= 1:
@@ -223,43 +247,54 @@ class Run:
         self._together()
         return model
 
-    def step(self, done: float) -> dict[str, float]:
-        """One update: loss, gradients, Adam, projection, averages."""
+    def step(self, done: float) -> None:
+        """One update: loss, gradients, Adam, projection, averages. On a GPU nothing here waits for it."""
         at = self.state.progress
         parameters = list(self.state.parameters.values())
         for p in parameters:
             p.grad = None
         batch = self.batches(at.step)
-        loss, parts = total_loss(self.network, batch, self.recipe)
+        with self.compute.autocast(self.device):
+            loss, parts = (self.compiled or total_loss)(self.network, batch, self.recipe)
         loss.backward()  # type: ignore[no-untyped-call]
         losses = torch.stack([loss, *parts.values()]).detach()
         grads = [p.grad for p in parameters if p.grad is not None]
         self.group.average([*grads, losses])
-        values: dict[str, float] = dict(zip(("loss", *parts), losses.tolist(), strict=True))
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
-        if not (math.isfinite(values["loss"]) and math.isfinite(float(norm))):
-            saved = self.directory.has_checkpoint
-            kept = f"the last good checkpoint is kept in {self.out}" if saved else "nothing was saved"
-            raise TrainingDivergedError(
-                f"the loss is not finite at step {at.step} ({at.samples:,} samples); {kept}: "
-                "try a lower rate or a smaller clip in the recipe"
-            )
+        self.meter.add(["loss", *parts], losses, norm, at.step)
+        if self.meter.due(at.step):
+            self._check_finite()
         at.step += 1
         at.samples += self.batch
         rate, decay = self.recipe.rate_at(done, self.batch), self.recipe.decay_at(at.step, self.batch)
         adam_step(self.state, grads, rate)
         self.network.project()
         average_step(self.state, decay)
-        return values
+
+    def _check_finite(self) -> None:
+        """TrainingDivergedError if a loss was not finite since this was last asked; waits for the device."""
+        broken = self.meter.first_broken()
+        if broken is None:
+            return
+        saved = self.directory.has_checkpoint
+        kept = f"the last good checkpoint is kept in {self.out}" if saved else "nothing was saved"
+        raise TrainingDivergedError(
+            f"the loss is not finite at step {broken} ({broken * self.batch:,} samples); {kept}: "
+            "try a lower rate or a smaller clip in the recipe"
+        )
 
     def _look(self) -> None:
         """Evaluate the averages on val, keep them if they are the best, and log it."""
         at, started = self.state.progress, time.perf_counter()
+        self._check_finite()
+        at.seconds += time.perf_counter() - started  # what the device had still to do
+        started = time.perf_counter()
         metrics = self._evaluate(self.state.averages)
         value = self.group.agree(criterion(metrics) if self.group.first else 0.0)
         self.state.keep_if_best(value if math.isfinite(value) else math.inf, metrics)
         at.evaluating += time.perf_counter() - started
-        sums, at.sums = at.sums, {}
+        sums, at.sums = self.meter.sums(), {}
+        self.meter.restart()
         steps = sums.pop("steps", 1.0)
         line: dict[str, Any] = {
             name: getattr(at, name) for name in ("step", "samples", "seconds", "evaluating")
@@ -273,7 +308,8 @@ class Run:
         if not self.group.first:
             return {}
         setup = self.setup
-        return evaluate(self.network.export({}, values), setup.task, setup.task.val, setup.through)
+        device = None if self.device.type == "cpu" else str(self.device)
+        return evaluate(self.network.export({}, values), setup.task, setup.task.val, setup.through, device)
 
     def _best(self) -> str:
         """The criterion on val so far, for the progress bar."""
@@ -308,5 +344,7 @@ class Run:
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()
+        self._check_finite()
+        self.state.progress.sums = self.meter.sums()
         if self.group.first and self.state.finite():
             self.state.save(self.out)

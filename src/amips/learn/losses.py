@@ -101,7 +101,7 @@ def key_losses(network: Network, batch: Batch) -> tuple[dict[str, Tensor], Tenso
 
 def route_loss(scores: Tensor, cells: Tensor, sigma: Tensor | None, recipe: Recipe) -> Tensor:
     """Cross-entropy of softmax(scores / t) with where the top keys are and how good each cell's best is."""
-    chances = torch.log_softmax(scores / recipe.temperature, dim=1)
+    chances = torch.log_softmax(scores.float() / recipe.temperature, dim=1)
     loss = -chances.gather(1, cells).mean()
     if not recipe.listwise:
         return loss

@@ -4,6 +4,7 @@ run/
   config.json              the network, the recipe, the budget, the task: what makes a run the same
   checkpoint.safetensors   the full state, replaced atomically
   log.jsonl                one line for each evaluation, the first before any training
+  tensorboard/             the same for TensorBoard, if that was asked for
   model.json, model.safetensors    the best weights; there when the run is finished
 """
 
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from amips.errors import RunError
 from amips.files import check_output, check_same, remove_partials, write_atomic
 from amips.learn.checkpoint import CHECKPOINT
+from amips.learn.tensorboard import Events
 from amips.locks import locked
 from amips.nets import (
     RUN_CONFIG,
@@ -37,6 +39,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path, self.config = path, config
+        self.events: Events | None = None
 
     @property
     def has_checkpoint(self) -> bool:
@@ -64,8 +67,11 @@ class RunDirectory:
             raise RunError(f"{self.path} holds no run to resume; leave resume out to begin one")
         return None
 
-    def begin(self, step: int, stack: ExitStack) -> None:
-        """Make it ready to train in from this step on; `stack` keeps others from training here too."""
+    def begin(self, step: int, stack: ExitStack, tensorboard: bool = False) -> None:
+        """Make it ready to train in from this step on; `stack` keeps others from training here too.
+
+        With `tensorboard` the log is written for TensorBoard, too.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         busy = RunError(f"{self.path}: another process is training there")
         stack.enter_context(locked(self.path / LOCK, busy))
@@ -79,6 +85,9 @@ class RunDirectory:
         last = step if self.has_checkpoint else -1
         entries = [entry for entry in read_run_log(self.path) if entry["step"] <= last]
         write_atomic(self.path / RUN_LOG, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
+        if tensorboard:
+            self.events = Events(self.path, entries)
+            stack.callback(self.events.close)
 
     def finish(self, model: Model) -> None:
         """Write the model and declare the run finished."""
@@ -89,3 +98,5 @@ class RunDirectory:
         """Add a line to the log."""
         with (self.path / RUN_LOG).open("a") as f:
             f.write(json.dumps(line) + "\n")
+        if self.events is not None:
+            self.events.add(line)

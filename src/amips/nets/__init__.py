@@ -5,7 +5,7 @@ from amips.nets.affine_start import initial_model
 from amips.nets.load import load_model
 from amips.nets.model import DESCRIPTION, WEIGHTS, Model
 from amips.nets.onnx_export import to_onnx
-from amips.nets.recipe import DEFAULT_MINUTES, PAPER_SAMPLES, RECIPES, Recipe, recipe_named
+from amips.nets.recipe import DEFAULT_MINUTES, PAPER_SAMPLES, RECIPES, Precision, Recipe, recipe_named
 from amips.nets.recipe_file import read_recipe, read_settings
 from amips.nets.run_files import (
     RUN_CONFIG,
@@ -41,6 +41,7 @@ __all__ = [
     "MaxAffine",
     "Model",
     "Net",
+    "Precision",
     "Recipe",
     "SupportNet",
     "hidden_width",

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from amips.arguments import check_flag, check_number, check_whole, refused
 from amips.errors import RunError
+
+Precision = Literal["float32", "bf16"]  # of products while training
 
 # Of the fields that cannot be any number from 0 on.
 BOUNDS: dict[str, dict[str, Any]] = {

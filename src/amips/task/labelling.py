@@ -42,6 +42,7 @@ def label(
     seed: int = 0,
     zero: str = "error",
     memory: int = exact.MEMORY,
+    device: str | None = None,
     progress: bool = False,
 ) -> Task:
     """Make a task: deduplicate, split by source query, find exact targets, partition the keys.
@@ -75,6 +76,8 @@ def label(
             max-affine routers do not need it, and with many cells it takes most of the time and space.
         zero: "keep" allows all-zero keys; zero queries are always an error.
         memory: a bound on the working set of exact search, in bytes. (k-means holds up to 256 keys a cell.)
+        device: where exact search multiplies, with torch: "cuda", "cuda:1", ...; None is numpy, on the CPU.
+            The task is the same, and one that was begun elsewhere is continued.
         progress: say on standard error how far it is: a bar on a terminal, a line now and then otherwise.
     """
     options = checked_options(
@@ -93,6 +96,7 @@ def label(
         seed=seed,
         zero=zero,
         memory=memory,
+        device=device,
         progress=progress,
     )
     if out is not None:
@@ -109,7 +113,7 @@ def label(
 def _write(store: TaskStore, options: LabelOptions, plan: TaskPlan) -> Task:
     """Write keys, queries, targets and cells, as far as they are not there yet; the manifest last."""
     keys = store.write_keys(plan.keys, plan.identity["keys"])
-    sweep: dict[str, Any] = {"memory": options.memory, "progress": options.progress}
+    sweep: dict[str, Any] = {name: getattr(options, name) for name in ("memory", "device", "progress")}
     for number, name in enumerate(SPLITS, 1):
         _write_queries(store, name, plan, options.noise, [options.seed, number])
         exact.top_k(keys, store.queries(name), options.k, out=store.top(name), **sweep)

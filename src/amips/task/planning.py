@@ -51,6 +51,7 @@ class LabelOptions:
     seed: int
     zero: str
     memory: int
+    device: str | None
     progress: bool
 
 
@@ -70,6 +71,8 @@ def checked_options(preset: Any, **options: Any) -> LabelOptions:
     for name in (name for name in ("noise", "query_aware") if name not in absent):
         options[name] = check_number(name, options[name], least=0, error=VectorError)
     options["seed"] = check_seed(options["seed"], error=VectorError)
+    if options["device"] is not None:
+        exact.check_device(options["device"])
     splits = options["noisy_splits"]
     if not isinstance(splits, tuple | list) or not set(map(str, splits)) <= set(SPLITS):
         raise refused("noisy_splits", splits, f"some of {', '.join(SPLITS)}", VectorError)
