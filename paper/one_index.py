@@ -105,12 +105,15 @@ def table(values: dict[str, Any], kinds: Kinds = KINDS, metric: str = "Recall@0.
             row += [f"{x:.3f}", f"{mapped:.3f}", f"{mapped - x:+.3f} ({low:+.3f} to {high:+.3f})"]
         rows.append(row)
     head = ["probes"]
+    several = len(kinds) > 1
     for split, _ in kinds.values():
-        head += [f"x, split by {split}", "predicted key", "difference"]
+        head += [f"x, split by {split}" if several else "x", "predicted key", "difference"]
     note = (
         f"One index of {values['cells']:,} cells; {metric}: the top key is among the first {values['k']} "
-        "that are returned. Split by rows: noise first, as in the paper; by source: queries never seen."
+        "that are returned."
     )
+    if several:
+        note += " Split by rows: noise first, as in the paper; by source: queries never seen."
     title = "At equal probes on one index" + ("" if metric == "Recall@0.01%" else f", {metric}")
     return Table(title, head, rows, note)
 

@@ -64,4 +64,4 @@ def at_equal_probes(
 
 def kinds_of(size: str) -> Kinds:
     """What tables and claims of one index say of the queries."""
-    return {size: ("source", f"queries never seen (KeyNet {size})")}
+    return {size: ("source", f"the test queries (KeyNet {size})")}

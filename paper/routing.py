@@ -162,8 +162,8 @@ def _run(
         method=[
             f"Each network was trained for {portion:g} times {scale.budget} (recipe {scale.recipe!r}), the "
             f"linear router for {scale.router_minutes:g} minutes at most. The routers of the verdict were "
-            "chosen on val. Cells are spherical k-means. FLOPs are the only cost here, as in the paper; the "
-            "bench has times.",
+            "chosen on val. Cells are spherical k-means on all keys. FLOPs are the only cost here, as in the "
+            "paper; the bench has times.",
             "Routing accuracy is the fraction of test queries whose top key lies in the k cells searched; "
             "FLOPs are those of the router and of the exhaustive search in these cells.",
         ],

@@ -15,9 +15,9 @@ from amips.bench import Bootstrap, load_summary
 from amips.learn import evaluate, loop
 from amips.nets import RECIPES, Recipe, load_model
 from helpers import make_world
-from paper import dynamics, horizon, ivf, losses, mappers, tradeoff
+from paper import dynamics, encoders, horizon, ivf, losses, mappers, tradeoff
 from paper.claims import claims_of
-from paper.workspace import Workspace
+from paper.workspace import SCALES, Workspace
 
 torch.set_num_threads(1)
 
@@ -267,6 +267,15 @@ def test_losses_say_what_was_not_reproduced():
     assert "1.020 times the gradient error of gradient alone, and 0.500 times its score" in together.evidence
     for both in ((0.099, 1.0), (0.05, 1.2)):  # hardly a lower score error; a much higher gradient error
         assert said(both)[1].held is False
+
+
+def test_full_has_every_size_of_the_paper():
+    def of(scale):
+        return mappers.sizes(SimpleNamespace(scale=SCALES[scale]))
+
+    assert of("full") == ("XS", "S", "M", "L", "XL", "XXL")
+    assert (of("small"), of("smoke")) == (("XS", "S"), ("XS", "S"))
+    assert encoders.SIZES == ("XS", "S")  # the paper has these two there
 
 
 def test_horizons_are_in_the_ratio_of_the_paper():
