@@ -115,7 +115,7 @@ class TestKmeans:
         assert sizes == [(500, 12), (500, 12)]
 
     def test_all_keys_give_better_and_more_even_cells(self):
-        """What the cells are for: keys near their centroid, and no cell much larger than another."""
+        """Keys near their centroid, and no cell much larger than another: both, on these keys."""
         keys = make_world(30_000, 1, 24, seed=4)[0]
         figures = {}
         for points in (None, 256):

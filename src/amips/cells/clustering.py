@@ -129,8 +129,9 @@ def points_for(count: int) -> int:
     """Keys a cell that k-means learns from, where nothing else is said: 256, and more where cells are few.
 
     A pass of k-means costs count^2 times this many products with keys. Few cells get as many keys as keep
-    that below the cost of 512 cells of 256 each: of 10 cells, 256 keys each are a sample that gives worse
-    and less even cells than all of them.
+    that below the cost of 512 cells of 256 each. On 100,000 passages in 10 cells, keys then have a mean
+    cosine of 0.298 with their centroid instead of 0.288, in 128 cells 0.454 instead of 0.450 (four seeds each).
+    Cells are more even in the second case (imbalance 1.086, not 1.099), not in the first (1.034, 1.022).
     """
     return max(POINTS_PER_CELL, POINTS_PER_CELL * FEW_CELLS**2 // count**2)
 
