@@ -6,8 +6,8 @@ from typing import Any
 from amips.bench import Summary
 
 FEW_KEYS = (
-    "This run is of before k-means learned from all keys: its cells were made from 256 keys each; keys "
-    "lie farther from their centroids where cells are few."
+    "This run is of before k-means learned from all keys: its cells were made from 256 keys each, and "
+    "keys lie farther from their centroids than they need to."
 )
 NO_TIMES = "This run took no times."
 LACKS = {
