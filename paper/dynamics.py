@@ -1,6 +1,5 @@
 """The transport error during training: KeyNets of several sizes and depths, with one key each (c = 1)."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,19 @@ import numpy as np
 from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
 from amips.nets import SIZES
 from paper.claims import Claim, Finding, claim_values, verdict
-from paper.mappers import EVALUATIONS, ONE_SEED, Trained, counted, draws, grid, in_millions, pairs
+from paper.mappers import (
+    EREL_HEAD,
+    EVALUATIONS,
+    HALF,
+    ONE_SEED,
+    Trained,
+    counted,
+    draws,
+    erel_cells,
+    grid,
+    in_millions,
+    pairs,
+)
 from paper.workspace import Workspace
 
 WHERE = "Appendix A.3, Figure 9"
@@ -44,8 +55,7 @@ def run(workspace: Workspace) -> Summary:
         method=[
             f"KeyNet, c = 1, each trained for {workspace.scale.budget} (recipe {workspace.scale.recipe!r}), "
             f"in which the rate falls to 0. Curves are of the averaged weights on val, {EVALUATIONS} "
-            "evaluations a run; the end is measured on test. erel is the mean log ratio of squared "
-            "distances, the paper's formula.",
+            "evaluations a run; the end is measured on test. " + HALF,
             "At equal samples the errors are read off the curves on val; the rate of a run that went on from "
             "there was still high, which speaks against it.",
             ONE_SEED,
@@ -83,8 +93,7 @@ def _table(networks: list[Trained], equal: float) -> Table:
                 f"{ys[(len(ys) - 1) // 2]:.3f}",
                 f"{ys[-1]:.3f}",
                 "-" if there is None else f"{there:.3f}",
-                f"{one.mean('erel'):.3f}",
-                f"{math.exp(one.mean('erel')):.3f}",
+                *erel_cells(one.mean("erel")),
             ]
         )
     head = [
@@ -94,8 +103,7 @@ def _table(networks: list[Trained], equal: float) -> Table:
         "half way",
         "end",
         f"at {equal / 1e6:.3g} million samples",
-        "test: erel",
-        "exp(erel)",
+        *(f"test: {name}" for name in EREL_HEAD),
     ]
     return Table("erel during and after training", head, rows, PAPER)
 
@@ -109,7 +117,9 @@ def _chart(networks: list[Trained]) -> Chart:
             text = [f"{one.name}: {y:.3f} after {x:,.0f} samples" for x, y in zip(xs, ys, strict=True)]
             series.append(Series(f"L = {one.depth}", xs, ys, text))
         panels.append(Panel(f"KeyNet {size}", "training samples", "erel on val", series, log_x=True))
-    return Chart("dynamics", "Transport error during training", panels, "Lower is better.")
+    return Chart(
+        "dynamics", "Transport error during training", panels, "Lower is better; erel_half is half of it."
+    )
 
 
 def compare(networks: list[Trained], equal: float) -> list[Finding]:

@@ -1,9 +1,11 @@
 """FAISS IVF with KeyNet: the index searched with x, with the predicted key (the paper's drop-in), and with
-cells chosen by the prediction and keys scored with x.
+cells chosen by the prediction and keys scored with x. First on one and the same index of sqrt(n) cells at
+common probes, as in the paper; then against the front of indexes of all numbers of cells.
 """
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,6 @@ from amips.bench import (
     Mode,
     Panel,
     Series,
-    Settings,
     Summary,
     System,
     Table,
@@ -29,16 +30,28 @@ from amips.bench import (
 )
 from amips.metrics import front
 from amips.task import Task
+from paper import one_index
 from paper.claims import Claim, Finding, claim_values, verdict
 from paper.mappers import trained
-from paper.search_runs import CLEARLY, ORIGINAL, Query, Searched, Way, lead, points, search_all
+from paper.returned import FRACTIONS, at_equal_probes, kinds_of, one_index_ways, search_returned
+from paper.search_runs import (
+    CLEARLY,
+    ORIGINAL,
+    Query,
+    Searched,
+    Way,
+    lead,
+    none_if_nan,
+    points,
+    search_all,
+)
 from paper.workspace import Workspace
 
 WHERE = "Section 4.4, Figure 5"
 CELLS = (4.0,)  # of the indexes that mapped queries search, in units of sqrt(n)
 SIZES = ("XS", "S", "M", "L")
 SMALL_SIZES = ("XS", "S")
-METRICS: tuple[Metric, ...] = ("recall@0.01%", "recall@0.1%", "recall@0.5%")
+METRICS = FRACTIONS
 TARGETS = (0.8, 0.9, 0.95)
 JUDGED: Metric = "recall@0.1%"  # what the verdict is about,
 LEVEL = 0.9  # ... and where
@@ -85,14 +98,25 @@ def run(workspace: Workspace) -> Summary:
     searched = search_all(workspace, task, "ivf", index_ways(task.n, runs), None, times=True)
     test = searched.test
     bootstrap = Bootstrap(np.asarray(task.test.source))
-    findings = compare(searched, bootstrap, len(task.test))
+    same = {metric: on_one_index(workspace, task, runs, metric, bootstrap) for metric in METRICS}
+    best = same[JUDGED]["best"]
+    findings = [
+        *one_index.claims(same[JUDGED], kinds_of(best), title(JUDGED)),
+        *compare(searched, bootstrap, len(task.test)),
+    ]
     scale = workspace.scale
     return Summary(
         name="ivf",
         title="FAISS IVF searched with x and with the predicted key",
         verdict=verdict(findings),
-        tables=[_table(test, bootstrap, metric) for metric in METRICS],
-        charts=[_chart(searched, metric, task.n) for metric in METRICS],
+        tables=[
+            *(one_index.table(same[metric], kinds_of(best), title(metric)) for metric in METRICS),
+            *(_table(test, bootstrap, metric) for metric in METRICS),
+        ],
+        charts=[
+            one_index.chart(same[JUDGED], kinds_of(best), title(JUDGED)),
+            *(_chart(searched, metric, task.n) for metric in METRICS),
+        ],
         facts=[
             ("keys", f"{task.n:,}"),
             ("training rows", f"{len(task.train):,}, noisy copies included"),
@@ -101,16 +125,19 @@ def run(workspace: Workspace) -> Summary:
         ],
         curves=training_curves({run: f"KeyNet {size}" for size, run in runs.items()}),
         method=[
-            f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). With x, the front is "
-            "over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) "
+            f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). One index: sqrt(n) "
+            f"cells, common probes, the size that finds most on val (KeyNet {best}). Then, with x, the front "
+            "is over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) "
             "cells was searched.",
             "Drop-in searches and scores with the prediction, as the paper does; the top key may then come "
             "later than first, which Recall@0.1% of n forgives and recall@1 does not. Routed chooses cells "
-            "with the prediction and scores with x. Times are for k = 10, one thread.",
+            "with the prediction and scores with x. Times are for k = 10 where x scores, and for k = the "
+            "fraction of n where the prediction does; one thread.",
         ],
         command=workspace.command("ivf"),
         machine=describe_machine(),
         values={
+            "one index": same,
             "recall": {m: {f.name: f.recalls(m).tolist() for f in test.values()} for m in METRICS},
             "flops": {f.name: f.costs("flops").tolist() for f in test.values()},
             "seconds": {
@@ -133,24 +160,48 @@ def _table(test: Mapping[Way, Family], bootstrap: Bootstrap, metric: Metric) -> 
             cells = []
             for axis in axes:
                 ratio = bootstrap.ratio(test[ORIGINAL], family, axis, metric, target)
-                text = "not reached" if ratio is None else str(ratio)
-                cells.append(text if _has_time(way, family, axis, metric) else "-")
+                cells.append("not reached" if ratio is None else str(ratio))
             rows.append([f"{target:.2f}", family.name, *cells])
     head = ["recall", "searched with", "FLOPs", "keys scanned", "time, batch 1", "time, large batch"]
     note = (
         "How many times less than the unmodified query needs; above 1 is a gain. The paper (figures, no "
         "table): mapped queries dominate in the middle of the budgets on Quora, NQ and HotpotQA, XS and S "
-        "most of all; at very small budgets the original query is as good. No times of drop-in where the "
-        "recall is of more than the 10 results that were timed."
+        "most of all; at very small budgets the original query is as good. Times of drop-in are for as many "
+        "results as the recall is of."
     )
-    return Table(f"{metric[0].upper()}{metric[1:]}: against searching with x", head, rows, note)
+    return Table(f"{title(metric)}: against searching with x", head, rows, note)
 
 
-def _has_time(way: Way, family: Family, axis: Axis, metric: Metric) -> bool:
-    """Whether a cost belongs to a recall: times are for 10 results, drop-in's deeper recalls need more."""
-    if axis in ("flops", "scanned") or way.query != "mapped":
-        return True
-    return metric == METRICS[0] and within(family.runs[0].n)[0] <= Settings().k
+def title(metric: Metric) -> str:
+    """A metric in words: "Recall@0.1%"."""
+    return f"{metric[0].upper()}{metric[1:]}"
+
+
+def on_one_index(
+    workspace: Workspace, task: Task, runs: Mapping[str, str], metric: Metric, bootstrap: Bootstrap
+) -> dict[str, Any]:
+    """Recall on test at equal probes of one index, by size, and the size that is best on val.
+
+    Args:
+        runs: the run directory of the KeyNet of each size.
+    """
+    probes = one_index.probes_of_one(task.n)
+    ways = one_index_ways(task.n, runs)
+    searched = search_returned(workspace, task, "ivf", ways, metric, ladder=probes)
+    val = {size: float(searched.val[Way("mapped", size)].recalls(metric).mean()) for size in runs}
+    seconds = searched.seconds["batch/1"]
+    return {
+        "cells": one_index.cells_of_one(task.n),
+        "k": within(task.n)[METRICS.index(metric)],
+        "probes": probes,
+        "best": max(val, key=lambda size: val[size]),
+        "seconds": {
+            way.size or "x": [none_if_nan(float(v) * seconds) for v in family.costs("batch/1")]
+            for way, family in searched.test.items()
+        },
+        "flops": {way.size or "x": family.costs("flops").tolist() for way, family in searched.test.items()},
+        **{size: at_equal_probes(searched.test, size, metric, bootstrap) for size in runs},
+    }
 
 
 def _chart(searched: Searched[Way], metric: Metric, n: int) -> Chart:
@@ -163,10 +214,9 @@ def _chart(searched: Searched[Way], metric: Metric, n: int) -> Chart:
     for axis, (label, unit) in labels.items():
         series = []
         for way, family in searched.test.items():
-            if not _has_time(way, family, axis, metric):
-                continue
-            cost, recall = family.costs(axis), family.recalls(metric)
-            best = front(cost, recall)
+            cost, recall = family.costs(axis, metric), family.recalls(metric)
+            known = np.flatnonzero(~np.isnan(cost))
+            best = known[front(cost[known], recall[known])]
             text = [
                 f"{family.runs[i].run.system.name}, {family.runs[i].run.budget} probes: {recall[i]:.4f}"
                 for i in best

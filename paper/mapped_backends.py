@@ -15,6 +15,7 @@ from amips.bench import (
     Chart,
     Family,
     Metric,
+    Mode,
     Panel,
     Series,
     Summary,
@@ -75,16 +76,19 @@ class Measurement:
         }
 
 
-def backend_ways(n: int, backend: str, runs: Mapping[str, str]) -> dict[Way, list[System]]:
+def backend_ways(
+    n: int, backend: str, runs: Mapping[str, str], mapped: Mode = "drop-in-rescored"
+) -> dict[Way, list[System]]:
     """A backend with x, with mappers and, where its cells can be addressed, routed by these.
 
     Args:
         runs: the run directory of the KeyNet of each size.
+        mapped: whether what is found for the predicted key is scored again with x.
     """
     design = Design.plain(min(counts(n)[0], n)) if backend_class(backend).routable else None
     ways = {Way("original", backend=backend): [System(design, backend=backend)]}
     for size, run in runs.items():
-        system = System(design, backend=backend, run=run, mode="drop-in-rescored", label=f"KeyNet {size}")
+        system = System(design, backend=backend, run=run, mode=mapped, label=f"KeyNet {size}")
         ways[Way("mapped", size, backend)] = [system]
         if design is not None:
             ways[Way("routed", size, backend)] = [replace(system, mode="cells")]
@@ -107,10 +111,7 @@ def measure(workspace: Workspace, folder: str, backends: Sequence[str], sizes: S
             else backend_ways(task.n, backend, runs)
         )
     searched = search_all(workspace, task, folder, ways, None, times=True)
-    test, val = (
-        {way: _titled(way, family) for way, family in by.items()} for by in (searched.test, searched.val)
-    )
-    return Measurement(task, Searched(test, val, searched.seconds), min(batch_of(workspace), len(task.test)))
+    return Measurement(task, titled(searched), min(batch_of(workspace), len(task.test)))
 
 
 def with_x(families: Mapping[Way, Family]) -> dict[Way, tuple[Family, Family]]:
@@ -153,6 +154,14 @@ def method(budgets: dict[str, str], routed: bool) -> str:
         + ("Routed chooses cells with the prediction and scores with x. " if routed else "")
         + "Times are for k = 10, one thread as far as the backend lets itself be limited."
     )
+
+
+def titled(searched: Searched[Way]) -> Searched[Way]:
+    """The same with the inverted file called so."""
+    test, val = (
+        {way: _titled(way, family) for way, family in by.items()} for by in (searched.test, searched.val)
+    )
+    return Searched(test, val, searched.seconds)
 
 
 def _titled(way: Way, family: Family) -> Family:

@@ -5,6 +5,7 @@ A network is known by its kind, size and depth, and by what its training differs
 experiment that asks for the same gets the same run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,12 @@ KINDS = {"KeyNet": KeyNet, "SupportNet": SupportNet}
 BLOCK_FLOATS = 1 << 22
 EVALUATIONS = 10  # in a run of the scale's budget
 LOWER_IS_BETTER = ("erel", "score", "key")
+EREL_HEAD = ("erel", "erel_half", "exp(erel)", "exp(erel_half)")
+HALF = (
+    "erel is the paper's formula, the mean log ratio of squared distances; erel_half is half of it, the "
+    "ratio of distances that its prose and the authors' published code have. Its figures do not say which "
+    "they show."
+)
 # Errors of networks that were trained with one seed: what is sure is so for these networks.
 ONE_SEED = (
     "Intervals are 95 %, over the test queries, the same draws for both sides. Each network was trained "
@@ -109,6 +116,11 @@ class Difference:
         return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
 
+def erel_cells(erel: float) -> list[str]:
+    """The cells of a table under `EREL_HEAD`."""
+    return [f"{value:.3f}" for value in (erel, erel / 2, math.exp(erel), math.exp(erel / 2))]
+
+
 def task_facts(task: Task) -> list[tuple[str, str]]:
     """What an experiment on mappers was run on."""
     return [
@@ -134,7 +146,9 @@ def depths(workspace: Workspace) -> tuple[int, ...]:
 
 
 def sizes(workspace: Workspace) -> tuple[str, ...]:
-    """The sizes of an experiment that compares them: two at least."""
+    """The sizes of an experiment that compares them: two at least, at full all six of the paper."""
+    if workspace.scale.name == "full":
+        return tuple(SIZES)
     return workspace.scale.sizes if len(workspace.scale.sizes) > 1 else ("XS", "S")
 
 
@@ -157,7 +171,7 @@ def trained(
     depth = base_depth(workspace) if depth is None else depth
     parts = [kind, size, *([str(depth)] if depth != base_depth(workspace) else []), *([tag] if tag else [])]
     name = "-".join(parts).lower()
-    # As many evaluations a minute whatever the portion, because they count as training time.
+    # As many evaluations a minute whatever the portion: a curve is then as fine.
     evaluations = max(1, round(EVALUATIONS * portion))
     model = workspace.model(task, KINDS[kind](size=size, depth=depth), name, recipe, portion, evaluations)
     return Trained(kind, size, depth, task, workspace.run_directory(name, task), model)
@@ -241,9 +255,8 @@ def errors_table(title: str, networks: Sequence[Trained], note: str) -> Table:
     """What networks achieve on the test queries."""
     rows = []
     for one in networks:
-        erel = one.mean("erel")
-        errors = [f"{erel:.3f}", f"{np.exp(erel):.3f}", f"{one.mean('mrr'):.3f}", f"{one.mean('match'):.3f}"]
+        errors = [*erel_cells(one.mean("erel")), f"{one.mean('mrr'):.3f}", f"{one.mean('match'):.3f}"]
         size = one.model.architecture.parameters / (one.task.n * one.task.d)
         rows.append([one.name, f"{size:.1%}", f"{one.samples / 1e6:.3g}", *errors])
-    head = ["network", "parameters / (n d)", "million samples", "erel", "exp(erel)", "MRR", "match rate"]
+    head = ["network", "parameters / (n d)", "million samples", *EREL_HEAD, "MRR", "match rate"]
     return Table(title, head, rows, note)

@@ -1,8 +1,9 @@
 """One FAISS IVF, searched with x and with the predicted key at equal probes, as in Figure 5 of the paper.
 
-The index has sqrt(n) cells. What counts is Recall@0.01%: whether the top key of x is among the first
-0.01 % of n keys that are returned, by inner products with what was searched with. The probes are common, and
-what the network costs is left out, as in the paper; `paper.leak_search` compares at equal FLOPs.
+The index has sqrt(n) cells. What counts is Recall@0.01% (or of another fraction): whether the top key of x is
+among the first 0.01 % of n keys that are returned, by inner products with what was searched with. The probes
+are common, and what the network costs is left out, as in the paper. `leak` compares the two splits like this,
+`ivf` the held-out queries beside its front of tuned indexes.
 """
 
 import math
@@ -27,15 +28,32 @@ KINDS = {
     "held_out": ("source", "queries never seen"),
 }
 Doubles = NDArray[np.float64]
+Kinds = Mapping[str, tuple[str, str]]  # how queries were held out, and which they are, in words
+
+
+def cells_of_one(n: int) -> int:
+    """How many cells the index of n keys has."""
+    return max(2, round(math.sqrt(n)))
+
+
+def probes_of_one(n: int) -> list[int]:
+    """The probes that both are searched with."""
+    return [p for p in PROBES if p <= cells_of_one(n)]
+
+
+def lead_row(x: Doubles, mapped: Doubles, draw: Bootstrap) -> list[float]:
+    """Recall with x and mapped, and the 95 % interval of their difference, from hits of every query [m]."""
+    low, high = np.quantile(draw.weights @ (mapped - x), (0.025, 0.975))
+    return [float(x.mean()), float(mapped.mean()), float(low), float(high)]
 
 
 def one_index(
     task: Task, net: Model, splits: Mapping[str, Split], sources: Mapping[str, Any], builder: Builder
 ) -> dict[str, Any]:
     """Recall at equal probes of each kind of rows, with x and mapped, and 95 % intervals of the lead."""
-    cells, k = max(2, round(math.sqrt(task.n))), within(task.n)[0]
+    cells, k = cells_of_one(task.n), within(task.n)[0]
     index: Any = builder.index(Design.plain(cells))
-    values: dict[str, Any] = {"cells": cells, "k": k, "probes": [p for p in PROBES if p <= cells]}
+    values: dict[str, Any] = {"cells": cells, "k": k, "probes": probes_of_one(task.n)}
     for kind, split in splits.items():
         x, top = np.asarray(split.queries), np.asarray(split.top_ids[:, :1])
         mapped = np.ascontiguousarray(net.keys(x)[:, 0])
@@ -47,21 +65,20 @@ def one_index(
                 (index.store.index.search(searched, k, params=parameters)[1] == top).any(axis=1).astype(float)
                 for searched in (x, mapped)
             ]
-            low, high = np.quantile(draw.weights @ (hits[1] - hits[0]), (0.025, 0.975))
-            rows.append([float(hits[0].mean()), float(hits[1].mean()), float(low), float(high)])
+            rows.append(lead_row(hits[0], hits[1], draw))
         values[kind] = rows
     return values
 
 
-def claims(values: dict[str, Any]) -> list[Finding]:
-    """The headline, once for each split."""
+def claims(values: dict[str, Any], kinds: Kinds = KINDS, metric: str = "Recall@0.01%") -> list[Finding]:
+    """The headline, once for each kind of queries."""
     said: list[Finding] = []
-    for kind, (split, words) in KINDS.items():
+    for kind, (split, words) in kinds.items():
         rows = np.array(values[kind])
         lead = rows[:, 1] - rows[:, 0]
         best = int(lead.argmax())
         evidence = (
-            f"FAISS IVF with {values['cells']:,} cells, Recall@0.01% on {words}: the predicted key finds "
+            f"FAISS IVF with {values['cells']:,} cells, {metric} on {words}: the predicted key finds "
             f"{rows[best, 1]:.3f} and x {rows[best, 0]:.3f} with {values['probes'][best]} of the cells, a "
             f"difference of {lead[best]:+.3f} ({rows[best, 2]:+.3f} to {rows[best, 3]:+.3f})"
         )
@@ -78,34 +95,38 @@ def claims(values: dict[str, Any]) -> list[Finding]:
     return said
 
 
-def table(values: dict[str, Any]) -> Table:
-    """Recall of x and of the predicted key by probes, both kinds of rows side by side."""
+def table(values: dict[str, Any], kinds: Kinds = KINDS, metric: str = "Recall@0.01%") -> Table:
+    """Recall of x and of the predicted key by probes, all kinds of queries side by side."""
     rows = []
     for place, probes in enumerate(values["probes"]):
         row = [f"{probes}"]
-        for kind in KINDS:
+        for kind in kinds:
             x, mapped, low, high = values[kind][place]
             row += [f"{x:.3f}", f"{mapped:.3f}", f"{mapped - x:+.3f} ({low:+.3f} to {high:+.3f})"]
         rows.append(row)
     head = ["probes"]
-    for split, _ in KINDS.values():
-        head += [f"x, split by {split}", "predicted key", "difference"]
+    several = len(kinds) > 1
+    for split, _ in kinds.values():
+        head += [f"x, split by {split}" if several else "x", "predicted key", "difference"]
     note = (
-        f"One index of {values['cells']:,} cells; Recall@0.01%: the top key is among the first {values['k']} "
-        "that are returned. Split by rows: noise first, as in the paper; by source: queries never seen."
+        f"One index of {values['cells']:,} cells; {metric}: the top key is among the first {values['k']} "
+        "that are returned."
     )
-    return Table("At equal probes on one index", head, rows, note)
+    if several:
+        note += " Split by rows: noise first, as in the paper; by source: queries never seen."
+    title = "At equal probes on one index" + ("" if metric == "Recall@0.01%" else f", {metric}")
+    return Table(title, head, rows, note)
 
 
-def chart(values: dict[str, Any]) -> Chart:
-    """Recall against probes, both kinds of rows side by side."""
+def chart(values: dict[str, Any], kinds: Kinds = KINDS, metric: str = "Recall@0.01%") -> Chart:
+    """Recall against probes, all kinds of queries side by side."""
     panels = []
-    for kind, (_, words) in KINDS.items():
+    for kind, (_, words) in kinds.items():
         rows = np.array(values[kind])
         probes = [float(p) for p in values["probes"]]
         lines = [
             Series("x", probes, rows[:, 0].tolist(), group="baseline"),
             Series("predicted key", probes, rows[:, 1].tolist(), group="contender"),
         ]
-        panels.append(Panel(words, "probes", "Recall@0.01%", lines, log_x=True))
+        panels.append(Panel(words, "probes", metric, lines, log_x=True))
     return Chart("one-index", "One FAISS IVF, searched with x and with the predicted key", panels)

@@ -17,6 +17,7 @@ from amips.bench import Summary, draw_figures, load_summary
 from amips.tables import markdown_table
 from paper import EXPERIMENTS
 from paper.claims import Claim, claims_of
+from paper.stored import older_than
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -151,7 +152,7 @@ def page(name: str, summary: Summary) -> str:
         parts.append("\n\n".join([text, *([chart.caption] if chart.caption else [])]))
     parts.append("## How it was measured")
     parts.append("; ".join(f"{what}: {value}" for what, value in summary.facts) + ".")
-    parts += [*summary.method, f"`{summary.command}`"]
+    parts += [*summary.method, *older_than(name, summary), f"`{summary.command}`"]
     parts.append(", ".join(f"{what} {value}" for what, value in summary.machine.items()) + ".")
     parts.append("[All results](../results.md)")
     return "\n\n".join(parts) + "\n"

@@ -129,7 +129,7 @@ def shown(value: float | None, form: str = ".3g") -> str:
 
 def front_of(family: Family, axis: Axis, metric: Metric) -> tuple[Array, Array]:
     """Costs and recalls along the front of a family, both rising; of the runs whose cost is known."""
-    cost, recall = family.costs(axis), family.recalls(metric)
+    cost, recall = family.costs(axis, metric), family.recalls(metric)
     known = ~np.isnan(cost)
     cost, recall = cost[known], recall[known]
     best = front(cost, recall)
@@ -152,6 +152,8 @@ def lead(base: Family, ours: Family, axis: Axis, metric: Metric) -> float:
 
 def lead_of_fronts(base: tuple[Array, Array], ours: tuple[Array, Array]) -> float:
     """The same for fronts as (costs, recalls), both rising."""
+    if not all(len(cost) for cost, _ in (base, ours)):  # no time is sound on a machine that was held up
+        return math.nan
     low, high = max(cost[0] for cost, _ in (base, ours)), min(cost[-1] for cost, _ in (base, ours))
     if low > high:
         return math.nan

@@ -3,6 +3,7 @@
 from amips.bench import Bootstrap, Chart, Panel, Series, Summary, describe_machine
 from paper.claims import Claim, Finding, claim_values, verdict
 from paper.mappers import (
+    HALF,
     KINDS,
     ONE_SEED,
     Trained,
@@ -44,7 +45,7 @@ def run(workspace: Workspace) -> Summary:
         method=[
             f"c = 1, each network trained for {workspace.scale.budget} (recipe {workspace.scale.recipe!r}): "
             "KeyNet without injections, SupportNet with the input in every layer. MRR ranks the true top key "
-            "by distance from the predicted one, over all keys.",
+            "by distance from the predicted one, over all keys. " + HALF,
             ONE_SEED,
         ],
         command=workspace.command("tradeoff"),

@@ -10,7 +10,7 @@ is.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from amips.arguments import check_choice, check_flag, check_number, check_whole, refused
@@ -157,7 +157,7 @@ class Design:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.router, RouterSpec):
             values["router"] = spec_to_json(self.router)
-        values["recipe"] = None if self.recipe is None else asdict(self.recipe)
+        values["recipe"] = None if self.recipe is None else self.recipe.to_json()
         return values
 
     @classmethod

@@ -544,6 +544,18 @@ class TestDropIn:
         want = np.argsort(-(X @ KEYS[:15].T), axis=1)[:, :3]
         np.testing.assert_array_equal(ids, want)
 
+    def test_as_it_is_returned(self, backend):
+        """The paper's way: what the backend has for the predicted key, in its own order."""
+        mapped = backends.DropIn(backend, oracle(), KEYS, rescore=False)
+        budget = middle(mapped)
+        ids = mapped.search(X, K, probes=budget)[1]
+        np.testing.assert_array_equal(ids, backend.search(KEYS[TRUE[:, 0]], K, probes=budget)[1])
+        cost, alone = mapped.cost(X, K, probes=16), backend.find_cost(KEYS[TRUE[:, 0]], K, 16)
+        assert (cost is None) == (alone is None)
+        if cost is not None and alone is not None:
+            assert cost.network == 2 * N * D
+            np.testing.assert_array_equal(cost.scan, alone.scan)
+
     def test_what_does_not_fit(self, tmp_path):
         backend = backends.build("hnsw", KEYS[:300], tmp_path / "e")
         router = AffineNet(AffineArchitecture(D, 4), {"W": KEYS[:4]}, {})

@@ -241,6 +241,23 @@ def test_single_queries_have_their_median_within_a_round():
     assert family.rounds("batch/1") == 0
 
 
+def test_the_time_of_a_mapped_query_is_of_as_many_results_as_its_recall_needs():
+    times = timed([1.0], [1.0]) | timed([2.0], [1.0], mode="batch/1@0.1%")
+    times |= timed([3.0], [1.0], mode="batch/1@0.5%")
+    own, plain = System(Design.plain(4), run="/runs/a", mode="drop-in"), System(Design.plain(4))
+    for system, deep in ((own, [2.0, 3.0]), (plain, [1.0, 1.0])):  # who scores with x has the top key first
+        run = run_of([[0]], [2], rank=[1], system=system, times=times)
+        family = Family("a", "contender", [Measured(run, slice(0, None), np.zeros((1, 1), int), 10)])
+        assert family.costs("batch/1").tolist() == [1.0]
+        assert family.costs("batch/1", "recall@1").tolist() == [1.0]
+        found = [family.cost_at("batch/1", metric, 1.0) for metric in ("recall@0.1%", "recall@0.5%")]
+        assert found == deep
+        assert family.costs("flops", "recall@0.1%").tolist() == family.costs("flops").tolist()
+        drawn = Bootstrap(1, draws=100)
+        assert drawn.costs(family, "batch/1", "recall@0.1%").max() == deep[0]
+        assert drawn.costs(family, "batch/1").max() == 1.0
+
+
 def test_the_rounds_of_a_family_are_those_of_the_run_with_fewest():
     shares, costs = np.full((3, 5), 0.5), np.full((3, 5), 10)
     times = [timed([3.0] * 4, [1.0] * 4), timed([3.0] * 2, [1.0] * 2), None]

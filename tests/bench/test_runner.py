@@ -3,6 +3,7 @@
 import builtins
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import amips
 from amips.backends.backend import rungs
 from amips.backends.hnsw import BUDGETS
 from amips.bench import runner
+from amips.bench.derive import within
 from amips.bench.lineup import cells_of
 from amips.bench.results import ResultsStore
 from amips.bench.runner import Runner, Settings
@@ -378,6 +380,53 @@ def test_systems_on_the_same_cells_are_timed_in_turns(task, tmp_path, monkeypatc
     assert calls[warm:] == 3 * [call for name, budget in order for call in turn(name, budget)]
     for system, budget in ((one, 1), (one, 4), (two, 1), (two, 3)):
         assert bench.store.has_times(system, budget)
+
+
+def test_mapped_queries_are_timed_with_fractions_of_n_results(task, tmp_path, monkeypatch, mapper):
+    """On one thread, beside the usual number; what was timed before that is timed again."""
+    bench = Runner(task, ResultsStore(tmp_path / "results", {}), replace(SETTINGS, rounds=1, singles=2))
+    monkeypatch.setattr(runner, "threads", lambda: 1)
+    system = System(PLAIN, run=mapper, mode="drop-in")
+    bench.answer(system, [1])
+    asked = []
+
+    counting = SimpleNamespace(ways={"amips": lambda x, k, budget: asked.append((len(x), k))})
+    vars(bench)["yardstick"] = lambda x, k, budget: asked.append("yardstick")
+    monkeypatch.setattr(Runner, "open", lambda *_: counting)
+    usual = {
+        f"{side}amips/{mode}": np.ones(1) for side in ("", "yardstick/") for mode in ("single/1", "batch/1")
+    }
+    bench.store.put_times(system, 1, usual)
+    bench.take_times({system: [1]})
+    timed = [call for call in asked if call != "yardstick"][2:]  # after the warm ones
+    depths = [SETTINGS.k, *within(task.n)]
+    assert timed == [call for k in depths for call in [(1, k), (1, k), (len(bench.timed), k)]]
+    names = {f"{mode}/1{at}" for mode in ("single", "batch") for at in ("", "@0.01%", "@0.1%", "@0.5%")}
+    stored = bench.store.get(system, 1).times
+    assert {name.removeprefix("amips/") for name in stored if not name.startswith("yardstick")} == names
+    asked.clear()
+    bench.take_times({system: [1]})
+    assert asked == []
+
+
+def test_a_depth_is_what_every_system_is_asked_for(task, tmp_path, systems):
+    """Results, costs and times are of so many; the first k are stored, and the rank among all of them."""
+    usual = Runner(task, ResultsStore(tmp_path / "a", {}), replace(SETTINGS, rounds=1, singles=2))
+    deep = Runner(task, ResultsStore(tmp_path / "b", {}), replace(SETTINGS, depth=40, rounds=1, singles=2))
+    assert (usual.asked, deep.asked) == (SETTINGS.k, 40)
+    for name in ("centroid", "drop-in", "rescored"):
+        runs = [bench._run(systems[name], bench.open(systems[name]), 4) for bench in (usual, deep)]
+        assert runs[0].ids.shape == runs[1].ids.shape
+        assert runs[1].rank.max() <= 40
+        np.testing.assert_array_equal(runs[0].scanned, runs[1].scanned)
+        if name == "rescored":  # four candidates for each result
+            assert (runs[1].scan >= runs[0].scan).all()
+            assert (runs[1].scan > runs[0].scan).any()
+        else:
+            np.testing.assert_array_equal(runs[0].ids, runs[1].ids)
+    deep.answer(systems["drop-in"], [1])
+    deep.take_times({systems["drop-in"]: [1]})
+    assert not any("@" in name for name in deep.store.get(systems["drop-in"], 1).times)
 
 
 def test_each_time_is_stored_beside_the_yardsticks_own(task, tmp_path, monkeypatch):

@@ -81,6 +81,50 @@ class TestKmeans:
         assert np.array_equal(a.assignment, b.assignment)
         assert np.array_equal(a.assignment, (keys @ a.centroids.T).argmax(axis=1))
 
+    def test_every_point_that_is_asked_for_is_learned_from(self, keys, monkeypatch):
+        """FAISS draws 256 points a cell of what it is given, unless it is told not to."""
+        limits, real = [], partition.clustering.faiss.Kmeans
+
+        def record(d, count, **options):
+            limits.append(count * options["max_points_per_centroid"])
+            return real(d, count, **options)
+
+        monkeypatch.setattr(partition.clustering.faiss, "Kmeans", record)
+        all_of_them = kmeans(keys, 3, points=700)
+        assert limits[0] >= 2000
+        assert np.array_equal(all_of_them.assignment, kmeans(keys, 3, points=10**6).assignment)
+        assert not np.array_equal(all_of_them.centroids, kmeans(keys, 3, points=256).centroids)
+        assert 3 * 256 <= limits[2] < 3 * 257
+
+    def test_few_cells_learn_from_all_keys(self, keys):
+        assert np.array_equal(kmeans(keys, 3).centroids, kmeans(keys, 3, points=10**6).centroids)
+        assert partition.points_for(10) * 10 > 6_000_000
+        assert partition.points_for(128) * 128 > 500_000
+        assert [partition.points_for(c) for c in (512, 513, 10_000)] == [256] * 3
+        work = [c * c * partition.points_for(c) for c in range(2, 513)]  # products of a pass
+        assert max(work) <= 256 * 512**2
+
+    def test_few_cells_of_many_keys_stay_within_memory(self, keys, monkeypatch):
+        sizes, real = [], partition.clustering.faiss.Kmeans.train
+        monkeypatch.setattr(
+            partition.clustering.faiss.Kmeans, "train", lambda self, x: sizes.append(x.shape) or real(self, x)
+        )
+        monkeypatch.setattr(partition.clustering, "POINT_BYTES", 4 * 12 * 500)
+        check(kmeans(keys, 3), 2000, 3, 12)
+        check(kmeans(keys, 3, points=10**6), 2000, 3, 12)
+        assert sizes == [(500, 12), (500, 12)]
+
+    def test_all_keys_give_better_and_more_even_cells(self):
+        """Keys near their centroid, and no cell much larger than another: both, on these keys."""
+        keys = make_world(30_000, 1, 24, seed=4)[0]
+        figures = {}
+        for points in (None, 256):
+            runs = [kmeans(keys, 10, points=points, seed=seed) for seed in range(6)]
+            near = [(keys * cells.centroids[cells.assignment]).sum(axis=1).mean() for cells in runs]
+            figures[points] = np.mean(near), np.mean([cells.imbalance for cells in runs])
+        assert figures[None][0] > figures[256][0]
+        assert figures[None][1] < figures[256][1]
+
     def test_keys_of_any_number_type(self, keys):
         check(kmeans(np.round(40 * keys).astype(np.int8), 9), 2000, 9, 12)
         check(kmeans(keys.astype(np.float64), np.int64(9)), 2000, 9, 12)
@@ -156,6 +200,8 @@ class TestErrors:
             kmeans(keys, 4, runs=0)
         with pytest.raises(VectorError, match="pick='odd'"):
             kmeans(keys, 4, pick="odd")
+        with pytest.raises(VectorError, match="points=0"):
+            kmeans(keys, 4, points=0)
 
     def test_a_partition_that_does_not_fit(self, keys):
         vectors = open_vectors(keys)

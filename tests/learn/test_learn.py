@@ -404,6 +404,20 @@ class TestLosses:
             3 * parts["score"].item() + 0.5 * parts["grad"].item() + 7 * parts["penalty"].item()
         )
 
+    @pytest.mark.parametrize(
+        ("kind", "score", "vector"), [("key", "consist", "key"), ("support", "score", "grad")]
+    )
+    @pytest.mark.parametrize("cells", [None, torch.tensor([[0], [2]])])
+    def test_the_mean_over_d_weighs_the_vectors_d_times_less(self, kind, score, vector, cells):
+        """As the authors' code: mean squares of all numbers, in the place of mean squared norms."""
+        drawn = 3 if cells is None else 1
+        signs = None if cells is None else torch.ones(2, 1)
+        batch = Batch(torch.ones(2, 6), torch.ones(2, 3), torch.ones(2, drawn, 6), cells, signs)
+        total, parts = total_loss(network(kind), batch, Recipe(reduction="mean", penalty=0.0))
+        assert total.item() == pytest.approx(0.01 * parts[score].item() + parts[vector].item() / 6)
+        _, summed = total_loss(network(kind), batch, Recipe())
+        assert summed[vector].item() == parts[vector].item()
+
     def test_a_perfect_network_has_no_loss(self):
         net = network("support")
         x = torch.from_numpy(queries(5, 6))

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -246,6 +247,7 @@ class TestRun:
             {"network": amips.SupportNet(width=9, depth=2)},
             {"network": amips.SupportNet(width=8, depth=2, nonnegative="clip")},
             {"recipe": "paper"},
+            {"recipe": amips.Recipe(reduction="mean")},
         ],
         ids=str,
     )
@@ -388,6 +390,27 @@ def whole(task, tmp_path_factory):
     return out
 
 
+def test_evaluations_do_not_count_as_training_time(task, tmp_path, monkeypatch):
+    """Half a second a step, a hundred seconds an evaluation: five seconds of training are ten steps."""
+    clock = [0.0]
+    step, look = loop.Run.step, loop.evaluate
+
+    def passing(seconds, work):
+        def timed(*args):
+            clock[0] += seconds
+            return work(*args)
+
+        return timed
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0], monotonic=lambda: 0.0))
+    monkeypatch.setattr(loop.Run, "step", passing(0.5, step))
+    monkeypatch.setattr(loop, "evaluate", passing(100.0, look))
+    model = amips.train(task, SMALL, out=tmp_path / "run", minutes=5 / 60, batch=32, evaluations=4)
+    assert (model.about["samples"], model.about["seconds"]) == (320, 5.0)
+    last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert (last["seconds"], last["evaluating"]) == (5.0, 200.0)  # before the first step, and at the end
+
+
 class TestResume:
     # In the middle, at the very first step, just where an evaluation is due, and one step before the end.
     @pytest.mark.parametrize("step", [1, 7, 10, 19])
@@ -400,6 +423,17 @@ class TestResume:
         assert not (out / "model.json").exists()
         with pytest.raises(amips.RunError, match="unfinished"):
             train(task, out)
+        train(task, out, resume=True)
+        same_runs(out, whole)
+
+    def test_a_run_of_before_a_field_was_there_continues(self, task, tmp_path, monkeypatch, whole):
+        """Its config says nothing of `reduction`: it summed, which is what is still done by default."""
+        out = tmp_path / "run"
+        with at_step(monkeypatch, 7, ctrl_c), pytest.raises(amips.TrainingInterrupted):
+            train(task, out)
+        assert "reduction" not in json.loads((out / "config.json").read_text())["recipe"]
+        with pytest.raises(amips.RunError, match=r"other inputs or options \(.*recipe"):
+            train(task, out, resume=True, recipe=amips.Recipe(reduction="mean"))
         train(task, out, resume=True)
         same_runs(out, whole)
 

@@ -25,6 +25,17 @@ class TestChanged:
         assert changed == amips.Recipe(rate=3e-4, route_top=1, decay_warmup=False, score=0.0, batch=64)
         assert type(changed.score) is float
 
+    def test_words(self):
+        assert amips.Recipe().changed({"reduction": "mean"}).reduction == "mean"
+
+    def test_json_and_back(self):
+        """A field that came later is written only where it says something new: old files stay the same."""
+        for recipe in (*RECIPES.values(), amips.Recipe(rate=2e-4, reduction="mean")):
+            assert amips.Recipe.from_json(recipe.to_json()) == recipe
+        assert "reduction" not in amips.Recipe().to_json()
+        assert amips.Recipe(reduction="mean").to_json()["reduction"] == "mean"
+        assert amips.Recipe().to_json().keys() | {"reduction"} == vars(amips.Recipe()).keys()
+
     def test_of_another_recipe(self):
         assert RECIPES["paper"].changed({"anchor": 2}).patience == 0
 
@@ -41,6 +52,8 @@ class TestChanged:
             ({"rate": [1]}, r"rate=\[1\]: expected a number"),
             ({"decay_warmup": "yes"}, "decay_warmup=yes: expected true or false"),
             ({"decay_warmup": 1}, "decay_warmup=1: expected True or False"),
+            ({"reduction": "max"}, "reduction='max': expected one of sum, mean"),
+            ({"reduction": 1}, "reduction=1: expected one of sum, mean"),
             ({"rate": "0"}, "rate=0.0"),
             ({"patience": "-1"}, "patience=-1: expected a whole number, at least 0"),
             ({"anchor": "-0.5"}, "anchor=-0.5: expected a number, at least 0"),

@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 
 N, M = 1000, 100  # keys; val queries, and as many test queries
 LADDER = (10, 20, 40)  # keys scanned
+JUDGED = "recall@0.1%"  # of 1,000 keys: the first
 AHEAD, BEHIND = (0.5, 0.7, 0.9), (0.2, 0.3, 0.4)
 WITH_X = (0.4, 0.6, 0.8)
 
@@ -77,21 +78,26 @@ def pairs_of(*planted_runs):
 def compared(planted_runs, sizes, absent=None):
     """What is said of the best size of each."""
     test, val = pairs_of(*planted_runs)
-    best = backends.best_on_val(test, val)
+    test, val = ({way: pair for way, pair in by.items() if of_the_paper(way)} for by in (test, val))
+    best = backends.best_on_val(test, val, JUDGED)
     return backends.compare({way: test[way] for way in best}, sizes, absent or {})
+
+
+def of_the_paper(way):
+    return way.query == "mapped" and way.backend in backends.OF_THE_PAPER
 
 
 def test_leads_are_by_hand_and_only_of_what_is_told():
     test, _ = pairs_of(planted("ivf", None, WITH_X), planted("ivf", "XS", (0.45, 0.7, 0.75), time=1.5))
     (pair,) = test.values()
-    got = backends.leads(*pair)
+    got = backends.leads(*pair, JUDGED)
     assert list(got) == ["flops", "scanned", "batch/1"]
     assert got["flops"] == got["scanned"] == pytest.approx(0.1, abs=2e-3)
     # 15, 30 and 60 long: at 30 x has 0.7, and so has it; at 15 it has 0.45 against 0.5.
     assert got["batch/1"] == pytest.approx(0.0, abs=2e-3)
     test, _ = pairs_of(planted("scann", None, WITH_X, told=False), planted("scann", "XS", AHEAD, told=False))
     (pair,) = test.values()
-    assert list(backends.leads(*pair)) == ["batch/1"]
+    assert list(backends.leads(*pair, JUDGED)) == ["batch/1"]
 
 
 def test_a_run_that_was_not_timed_is_no_point_of_the_front():
@@ -100,7 +106,7 @@ def test_a_run_that_was_not_timed_is_no_point_of_the_front():
     runs[-1].times.clear()
     test, _ = pairs_of((way, runs), planted("ivf", "XS", (0.1, 0.8, 0.9)))
     (pair,) = test.values()
-    assert backends.leads(*pair)["batch/1"] == pytest.approx(0.2)
+    assert backends.leads(*pair, JUDGED)["batch/1"] == pytest.approx(0.2)
     cost, recall = front_of(pair[0], "batch/1", "recall@1")
     assert cost.tolist() == [10, 20]
     assert recall == pytest.approx([0.4, 0.6])
@@ -115,7 +121,7 @@ def test_the_size_is_chosen_on_val():
         planted("leanvec", "XS", AHEAD, cells=True, on_val=BEHIND),
         planted("leanvec", "S", BEHIND, cells=True, on_val=AHEAD),
     )
-    assert set(backends.best_on_val(test, val)) == {
+    assert set(backends.best_on_val(test, val, "recall@1")) == {
         Way("mapped", "XS", "leanvec"),
         Way("routed", "S", "leanvec"),
     }
@@ -132,7 +138,10 @@ def test_a_claim_of_the_paper_is_held_against_every_axis_and_backend(scann):
     ]
     findings = compared(systems, ["XS", "S"])
     claims = {one.text: one for one in findings if isinstance(one, Claim)}
-    lines = [one for one in findings if isinstance(one, str)]
+    test, val = pairs_of(*systems)
+    best = backends.best_on_val(test, val, "recall@1")
+    lines = backends.rescored({way: test[way] for way in best})
+    assert len(lines) == 4
     mapped = claims["mapped queries lead in the middle of the budgets on FAISS IVF"]
     assert mapped.held
     assert mapped.where == "Appendix A.8, Figures 16 to 18"
@@ -142,7 +151,11 @@ def test_a_claim_of_the_paper_is_held_against_every_axis_and_backend(scann):
     assert mapped.evidence.endswith(
         "+10.0 points (FLOPs), +10.0 points (keys scanned), +10.0 points (time, large batch)"
     )
-    routed, hnsw = lines
+    again, routed, _, hnsw = lines
+    assert again.startswith(
+        "FAISS IVF searched with the predicted key (KeyNet XS, the best on val): recall@1 "
+    )
+    assert again.endswith("+10.0 points (time, large batch), scored again with x.")
     assert routed.startswith("FAISS IVF routed by the prediction")
     assert routed.endswith(
         "-20.0 points (FLOPs), -20.0 points (keys scanned), -20.0 points (time, large batch)."
@@ -154,7 +167,7 @@ def test_a_claim_of_the_paper_is_held_against_every_axis_and_backend(scann):
     everywhere = claims["the same picture on all backends and axes"]
     assert f"on {2 if silent.held else 1} of the 2 backends of the paper that were run" in everywhere.evidence
     assert everywhere.held is silent.held
-    assert len(findings) == 5
+    assert len(findings) == 3
 
 
 def test_ahead_on_one_axis_alone_is_not_enough():
@@ -181,7 +194,7 @@ def test_no_cost_in_common_is_said_and_counts_against_the_claim():
     assert first.evidence.endswith("no cost in common (time, large batch)")
     assert first.held is False
     assert "on 0 of the 1 backends" in last.evidence
-    (row,) = backends._lead_table(list(pairs_of(*systems)[0].values())).rows
+    (row,) = backends._lead_table(list(pairs_of(*systems)[0].values()), "recall@1").rows
     assert row == ["FAISS IVF: KeyNet XS, drop-in, scored again", "0.800", "0.900", "+0.100", "+0.100", "-"]
 
 
@@ -253,9 +266,39 @@ def test_as_a_user_types_it(tmp_path, monkeypatch, paper_command):
     assert facts["backends"] == "FAISS IVF; LeanVec; HNSW"
     assert facts["not run"] == "ScaNN, SOAR"
     assert made.command == "python -m paper backends --data DATA --scale smoke --out OUT"
-    assert [chart.name for chart in made.charts] == ["backends-ivf", "backends-leanvec", "backends-hnsw"]
+    names_of_charts = [
+        "returned-ivf",
+        "returned-leanvec",
+        "backends-ivf",
+        "backends-leanvec",
+        "backends-hnsw",
+    ]
+    assert [chart.name for chart in made.charts] == names_of_charts
     assert all((out / "backends" / f"{chart.name}.png").exists() for chart in made.charts)
-    lead, ratios = made.tables
+    *returned, lead, ratios = made.tables
+    assert [table.title for table in returned] == [
+        f"Recall@{fraction}: the largest lead over searching with x" for fraction in ("0.01%", "0.1%", "0.5%")
+    ]
+    of_paper = ["FAISS IVF: KeyNet XS, drop-in", "LeanVec: KeyNet XS, drop-in"]
+    for table in returned:
+        assert [row[0] for row in table.rows] == of_paper  # HNSW is not among the paper's engines
+        assert (table.rows[0][-1] == "not told") == ("0.1%" not in table.title)  # times of one fraction
+    # What the engine returned for the predicted key, once more from the raw runs: no scoring with x.
+    for metric, deep in zip(made.values["returned"], (1, 2, 6), strict=True):
+        folder = f"returned-{metric.removeprefix('recall@').removesuffix('%')}"
+        found = made.values["returned"][metric]
+        assert set(found) == {*of_paper, "FAISS IVF", "LeanVec"}
+        for name, files_of in (
+            ("FAISS IVF: KeyNet XS, drop-in", "cells-35"),
+            ("LeanVec: KeyNet XS, drop-in", "leanvec-*"),
+        ):
+            for budget, recall in zip(found[name]["budget"], found[name]["recall"], strict=True):
+                (raw,) = (out / "backends" / folder / "runs").glob(
+                    f"{files_of}-model-drop-in-*-b{budget}.npz"
+                )
+                with np.load(raw) as stored:
+                    rank = stored["rank"][200:]
+                assert recall == pytest.approx(((rank > 0) & (rank <= deep)).mean())
     assert [row[0] for row in lead.rows] == [
         *("FAISS IVF: KeyNet XS, drop-in, scored again", "FAISS IVF: KeyNet XS"),
         *("LeanVec: KeyNet XS, drop-in, scored again", "LeanVec: KeyNet XS"),
@@ -282,7 +325,7 @@ def test_as_a_user_types_it(tmp_path, monkeypatch, paper_command):
     for name in names:
         assert more.values["recall"][name] == made.values["recall"][name]
     assert "ScaNN: FLOPs and keys scanned are not told; there is only time." in more.verdict
-    row = next(row for row in more.tables[0].rows if row[0].startswith("ScaNN"))
+    row = next(row for row in more.tables[1].rows if row[0].startswith("ScaNN"))
     assert row[3:5] == ["not told"] * 2
     assert [claim.text for claim in claims_of(more) if claim.held is None] == [
         "mapped queries lead in the middle of the budgets on SOAR"

@@ -23,10 +23,12 @@ from amips.bench import (
 )
 from amips.bench.results import Run
 from helpers import make_world
-from paper import ivf, ood, routing, routing_claims
+from paper import ivf, one_index, ood, routing, routing_claims
 from paper.claims import claims_of
 from paper.ivf import counts
+from paper.returned import at_equal_probes, kinds_of
 from paper.search_runs import ORIGINAL, Searched, Way
+from paper.workspace import SCALES
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'amips[bench]'")
 
@@ -148,6 +150,16 @@ def test_the_gap_is_below_zero_where_the_mapping_is_ahead():
     assert ood.gap(original, curve([20e6, 30e6], [0.1, 0.2])) == ([], [])
 
 
+def test_the_gap_at_equal_time_leaves_out_what_was_not_soundly_timed():
+    """Times may come in any order: a budget that is slower and no better says nothing."""
+    original = {"seconds": [1.0, 4.0, None, 2.0], "recall": [0.2, 0.6, 0.7, 0.4], "flops": [1.0, 2, 3, 4]}
+    mapped = {"seconds": [1.0, 2.0, 4.0], "recall": [0.3, 0.5, 0.7], "flops": [1.0, 2, 3]}
+    grid, values = ood.gap(original, mapped, "seconds")
+    assert (grid[0], grid[-1]) == pytest.approx((1.0, 4.0))
+    assert values == pytest.approx([-0.1] * len(values))
+    assert ood.gap({**original, "seconds": [None] * 4}, mapped, "seconds") == ([], [])
+
+
 def test_the_verdict_of_noise_says_where_the_mapping_is_ahead():
     def ways(original, mapped):
         probes = [1.0, 4.0, 16.0]
@@ -183,7 +195,12 @@ def test_networks_of_routing():
     full = routing.entries("full", ("XS", "S", "M", "L"))
     assert len(full) == len({entry.name for entry in full}) == 2 * 4 * 3 * 2
     small = [entry.name for entry in routing.entries("small", ("XS", "S"))]
-    assert "SupportNet XS, L = 4, n_x = 0" in small
+    assert "SupportNet XS, L = 4, n_x = 1" in small
+    budgets = {scale: routing.portion_128(scale) * (SCALES[scale].samples or 0) for scale in SCALES}
+    assert budgets["full"] == 1_000_000_000  # as in the paper
+    # Every fourth layer and all of them, as in the paper's figure.
+    assert {e.network.inject for e in full if e.network.depth == 16} == {4, "all"}
+    assert {e.network.inject for e in full if e.network.depth == 4} == {1, "all"}
     assert "KeyNet S, L = 4, n_x = 3" in small
 
 
@@ -279,7 +296,7 @@ MAPPED, ROUTED = Way("mapped", "XS"), Way("routed", "XS")
 
 
 @pytest.mark.parametrize("metric", ivf.METRICS)
-def test_no_times_of_drop_in_where_more_results_are_needed_than_were_timed(metric):
+def test_tables_and_charts_have_every_cost(metric):
     n = 10_000
     first = np.ones(50, int)
     test = {
@@ -287,29 +304,44 @@ def test_no_times_of_drop_in_where_more_results_are_needed_than_were_timed(metri
         ROUTED: family("KeyNet XS", "contender", first, 200, 2.0, n),
         MAPPED: family("KeyNet XS, drop-in", "contender", first, 100, 1.0, n),
     }
-    bootstrap = Bootstrap(50)
-    table = ivf._table(test, bootstrap, metric)
+    table = ivf._table(test, Bootstrap(50), metric)
     assert table.head[4:] == ["time, batch 1", "time, large batch"]
     assert len(table.rows) == 2 * len(ivf.TARGETS)
     for row in table.rows:
         factor = "4.00 (4.00 to 4.00)" if "drop-in" in row[1] else "2.00 (2.00 to 2.00)"
-        timed = "drop-in" not in row[1] or metric == "recall@0.01%"
-        assert row[2:] == [factor, factor, *[factor if timed else "-"] * 2]
-    drawn = ivf._chart(Searched(test, test, {"single/1": 1e-4}), metric, n)
-    time, keys, flops = drawn.panels
-    assert ("KeyNet XS, drop-in" in [series.name for series in time.series]) == (metric == "recall@0.01%")
-    for panel in (keys, flops):
+        assert row[2:] == [factor] * 4
+    for panel in ivf._chart(Searched(test, test, {"single/1": 1e-4}), metric, n).panels:
         assert [series.name for series in panel.series] == ["original", "KeyNet XS", "KeyNet XS, drop-in"]
         assert [series.group for series in panel.series] == ["baseline", "contender", "contender"]
 
 
-def test_no_times_of_drop_in_where_a_ten_thousandth_is_more_than_was_timed():
-    """Of 200,000 keys that is 20; 10 were timed. What a series is does not depend on what it is called."""
-    for n, timed in ((100_000, True), (200_000, False)):
-        one = family("any name", "contender", np.ones(5, int), 100, 1.0, n)
-        assert ivf._has_time(MAPPED, one, "single/1", "recall@0.01%") == timed
-        assert ivf._has_time(MAPPED, one, "flops", "recall@0.01%")
-        assert ivf._has_time(ROUTED, one, "single/1", "recall@0.01%")
+def test_at_equal_probes_on_one_index():
+    """By hand: x finds 10 and 20 of 50, the prediction 15 and 19, whatever they cost."""
+
+    def runs(found, name):
+        parts = []
+        for budget, count in zip((1, 4), found, strict=True):
+            ranks = np.where(np.arange(50) < count, 8, 0)  # of 10,000 keys the eighth is within 0.1 %
+            one = family(name, "contender", ranks, 1000 * budget, 1.0, 10_000).runs[0]
+            parts.append(replace(one, run=replace(one.run, budget=budget)))
+        return Family(name, "contender", parts[::-1])  # in any order
+
+    families = {ORIGINAL: runs((10, 20), "x"), MAPPED: runs((15, 19), "KeyNet XS")}
+    rows = at_equal_probes(families, "XS", "recall@0.1%", Bootstrap(50))
+    assert np.array(rows)[:, :2].tolist() == pytest.approx(np.array([[0.2, 0.3], [0.4, 0.38]]))
+    assert all(low <= mapped - x <= high for x, mapped, low, high in rows)
+    assert np.array(at_equal_probes(families, "XS", "recall@0.01%", Bootstrap(50)))[:, :2].max() == 0
+    values = {"cells": 100, "k": 10, "probes": [1, 4], "XS": rows}
+    lead, crossing = one_index.claims(values, kinds_of("XS"), "Recall@0.1%")
+    assert (lead.split, crossing.split) == ("source", "source")
+    assert lead.evidence.startswith(
+        "FAISS IVF with 100 cells, Recall@0.1% on the test queries (KeyNet XS): the predicted key finds "
+        "0.300 and x 0.200 with 1 of the cells, a difference of +0.100"
+    )
+    assert crossing.held
+    table = one_index.table(values, kinds_of("XS"), "Recall@0.1%")
+    assert table.head == ["probes", "x", "predicted key", "difference"]
+    assert table.rows[1][:3] == ["4", "0.400", "0.380"]
 
 
 def searched(base, test_scans, val_scans, ranks=None):
@@ -457,16 +489,28 @@ def test_ivf_and_ood_share_their_network(experiment, place):
             assert len(recall) == len(told.values["flops"][family]) == len(told.values["seconds"][family])
             assert all(0 <= r <= 1 for r in recall), metric
     assert all(s > 0 for seconds in told.values["seconds"].values() for s in seconds)
-    assert len(told.verdict) == 3
-    assert [claim.sentence() for claim in claims_of(told)] == told.verdict[:1]
-    assert "(drop-in)" in told.verdict[1]
-    assert "routed by the prediction" in told.verdict[2]
-    for metric, table in zip(("0.01%", "0.1%", "0.5%"), told.tables, strict=True):
+    assert len(told.verdict) == 5
+    assert [claim.sentence() for claim in claims_of(told)] == told.verdict[:3]
+    assert "(drop-in)" in told.verdict[3]
+    assert "routed by the prediction" in told.verdict[4]
+    for metric, table in zip(("0.01%", "0.1%", "0.5%"), told.tables[3:], strict=True):
         assert table.title == f"Recall@{metric}: against searching with x"
         assert [row[1] for row in table.rows] == 3 * ["KeyNet XS, drop-in", "KeyNet XS"]
-        for row in table.rows:
-            without = metric != "0.01%" and row[1].endswith("drop-in")
-            assert [cell == "-" for cell in row] == [False] * 4 + 2 * [without]
+    # One and the same index, from its raw runs: as many results, the same probes.
+    for (metric, one), deep in zip(told.values["one index"].items(), within(1200), strict=True):
+        assert (one["cells"], one["k"], one["best"]) == (35, deep, "XS")
+        folder = (
+            place / "out" / "ivf" / f"returned-{metric.removeprefix('recall@').removesuffix('%')}" / "runs"
+        )
+        for place_of, files_of in enumerate(("centroid", "model-drop-in")):
+            for probes, row in zip(one["probes"], one["XS"], strict=True):
+                (raw,) = folder.glob(f"cells-35-{files_of}-*-b{probes}.npz")
+                with np.load(raw) as run:
+                    rank = run["rank"][200:]
+                assert row[place_of] == pytest.approx(((rank > 0) & (rank <= deep)).mean())
+        assert {side: len(seconds) for side, seconds in one["seconds"].items()} == {
+            side: len(one["probes"]) for side in ("x", "XS")
+        }
     cells = {p.name.split("-")[1] for p in place.glob("out/ivf/runs/cells-*-centroid-*.json")}
     assert cells == {str(c) for c in {*sweep(1200), *counts(1200)}}  # the baseline over the whole sweep
     assert {p.name.split("-")[1] for p in place.glob("out/ivf/runs/cells-*-model-*.json")} == {
@@ -491,6 +535,8 @@ def test_ivf_and_ood_share_their_network(experiment, place):
         for one in ways.values():
             assert (np.diff(one["probes"]) > 0).all()
             assert (np.diff(one["flops"]) > 0).all()
+            assert len(one["seconds"]) == len(one["probes"])
+            assert all(s is None or s > 0 for s in one["seconds"])  # None where the machine was held up
     clean = drift.values["curves"]["0.00"]
     assert clean["original"]["recall"][-1] > 0.9
     # Without noise it is an index of ivf.

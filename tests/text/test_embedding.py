@@ -89,6 +89,27 @@ def test_rows_are_in_the_order_of_the_texts(corpus, tmp_path):
     Embedded(made.path, verify=True)
 
 
+def test_titles_are_encoded_or_left_out(corpus, tmp_path):
+    """Title and text as BEIR's tools have it; the text alone as the paper's published code does."""
+    with_titles, without = Fake(), Fake()
+    embed(*corpus, encoder=with_titles, out=tmp_path / "titles")
+    made = embed(*corpus, encoder=without, out=tmp_path / "texts", titles=False)
+    seen = {text for batch in with_titles.batches for text in batch}
+    assert any(text.startswith("T text 1 ") for text in seen)
+    bare = {text for batch in without.batches for text in batch}
+    assert {text.removeprefix("T ") for text in seen} == bare
+    assert {text.title for text in made.key_texts} == {""}
+    with pytest.raises(AmipsError, match=r"other inputs or options \(corpus\)"):
+        embed(*corpus, encoder=Fake(), out=tmp_path / "titles", titles=False)
+    assert np.array_equal(
+        np.load(made.keys), np.load(embed(*corpus, encoder=Fake(), out=made.path, titles=False).keys)
+    )
+    same = [Text("a", "One", "text"), Text("b", "Two", "text")]
+    assert embed(same, encoder=Fake(), out=tmp_path / "same", titles=False).counts["keys"] == 1
+    with pytest.raises(AmipsError, match="titles='no'"):
+        embed(*corpus, encoder=Fake(), out=tmp_path / "x", titles="no")
+
+
 def test_texts_of_one_length_are_encoded_together(corpus, tmp_path):
     encoder = Fake()
     embed(corpus[0], encoder=encoder, out=tmp_path / "out", batch=4, shard=16)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from amips.arguments import check_recall, check_whole
+from amips.arguments import check_flag, check_recall, check_whole
 from amips.backends.backend import BLOCK_BYTES, Backend, sample_of
 from amips.backends.budget_search import BudgetSearch, Ids, measured_points
 from amips.errors import RunError
@@ -29,6 +29,8 @@ class DropIn(BudgetSearch):
         keys: float32 [n, d], an array or a memory-mapped file: the backend's keys, for scoring. A sample of
             them is compared, not all.
         candidates: how many to ask the backend for, for each result asked for.
+        rescore: False returns what the backend has for the predicted key as it is, as in the paper: scores
+            are then <y^(x), y>, and `candidates` does not matter.
     """
 
     backend: Backend
@@ -37,6 +39,7 @@ class DropIn(BudgetSearch):
     candidates: int = DROP_IN_CANDIDATES
     points: Sequence[Point] = ()  # recall by budget, on held-out queries, from `measure`
     target_recall: float | None = None  # what `search` serves when nothing else is asked for
+    rescore: bool = True
 
     def __post_init__(self) -> None:
         if self.model.c != 1:
@@ -47,6 +50,7 @@ class DropIn(BudgetSearch):
                 f"{list(self.keys.shape)} and a model of dimension {self.model.d} do not fit"
             )
         check_whole("candidates", self.candidates, 1, error=RunError)
+        check_flag("rescore", self.rescore, error=RunError)
         if self.backend.fingerprint:
             check_fits(self.model, self.backend.fingerprint, "")
         if self.backend.sample and sample_of(open_vectors(self.keys)) != self.backend.sample:
@@ -73,16 +77,18 @@ class DropIn(BudgetSearch):
 
     def find(self, x: Floats, k: int, budget: int) -> tuple[Floats, Ids]:
         """The k best, scored with x, of the keys that the backend has for the predicted key."""
+        if not self.rescore:
+            return self.backend.find(self._map(x), k, budget)
         candidates = self.backend.find(self._map(x), min(k * self.candidates, self.n), budget)[1]
         return score_candidates(self.keys.__getitem__, x, candidates, k, BLOCK_BYTES)
 
     def find_cost(self, x: Floats, k: int, budget: int) -> Cost | None:
         """Prediction, the backend's search, and scoring candidates again; None if the backend is silent."""
-        most = min(k * self.candidates, self.n)
+        most = min(k * self.candidates, self.n) if self.rescore else k
         cost = self.backend.find_cost(self._map(x), most, budget)
         if cost is None:
             return None
-        again = 2 * self.d * np.minimum(cost.scanned, most)
+        again = 2 * self.d * np.minimum(cost.scanned, most) if self.rescore else 0
         network = cost.network + self.model.architecture.key_flops()
         return replace(cost, network=network, scan=cost.scan + again)
 

@@ -36,7 +36,7 @@ AXES: dict[Axis, str] = {
     "batch/1": "us a query, large batch, 1 thread",
     "batch/all": "us a query, large batch, all threads",
 }
-TOP_FRACTIONS = (0.0001, 0.001, 0.005)  # the paper's Recall@{0.01, 0.1, 0.5}% of n
+TOP_FRACTIONS = {"0.01%": 0.0001, "0.1%": 0.001, "0.5%": 0.005}  # of n: the paper's Recall@...
 DRAWS = 1000
 HELD_UP = 3.0  # a round counts if its yardstick took no more than so many times what it mostly takes
 MOST_WEIGHTS = 1 << 25  # numbers in memory: with very many queries there are fewer draws
@@ -44,7 +44,7 @@ MOST_WEIGHTS = 1 << 25  # numbers in memory: with very many queries there are fe
 
 def within(n: int) -> list[int]:
     """How many keys the paper's fractions of n are, at least 1."""
-    return [max(1, math.ceil(fraction * n)) for fraction in TOP_FRACTIONS]
+    return [max(1, math.ceil(fraction * n)) for fraction in TOP_FRACTIONS.values()]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,17 @@ class Measured:
             return recalls(self.run.ids[self.rows], self.true, 10)
         if name == "mrr":
             return np.where(rank > 0, 1.0 / np.maximum(rank, 1), 0.0)
-        deep = dict(zip(("recall@0.01%", "recall@0.1%", "recall@0.5%"), within(self.n), strict=True))[name]
+        deep = dict(zip(TOP_FRACTIONS, within(self.n), strict=True))[name.removeprefix("recall@")]
         return ((rank > 0) & (rank <= deep)).astype(np.float64)
 
-    def cost(self, axis: Axis) -> Array | None:
+    def cost(self, axis: Axis, metric: Metric | None = None) -> Array | None:
         """FLOPs or keys of each query, or seconds (in units of the yardstick's) of each round.
 
         None where it was not measured, or the backend does not tell (stored as less than nothing).
+
+        Args:
+            metric: what is had for it. A mapped query orders keys by its own scores, so that its recall in a
+                fraction of n needs as many results: its time is then that of so many.
         """
         if axis in ("flops", "scanned") and (self.run.scanned < 0).any():
             return None
@@ -87,6 +91,9 @@ class Measured:
             return (self.run.network + self.run.coarse + self.run.scan[self.rows]).astype(np.float64)
         if axis == "scanned":
             return self.run.scanned[self.rows].astype(np.float64)
+        fraction = (metric or "").removeprefix("recall@")
+        if self.run.system.mode == "drop-in" and f"{axis}@{fraction}" in self._times:
+            return self._times[f"{axis}@{fraction}"]
         return self._times.get(axis)
 
     @cached_property
@@ -150,9 +157,9 @@ class Family:
         """Whether anything is known of this cost."""
         return any(run.cost(axis) is not None for run in self.runs)
 
-    def costs(self, axis: Axis) -> Array:
+    def costs(self, axis: Axis, metric: Metric | None = None) -> Array:
         """The cost of each run: the mean over queries, the median over rounds; nan where not measured."""
-        values = [run.cost(axis) for run in self.runs]
+        values = [run.cost(axis, metric) for run in self.runs]
         middle = np.mean if axis in ("flops", "scanned") else np.median
         return np.array([math.nan if v is None else float(middle(v)) for v in values])
 
@@ -167,13 +174,13 @@ class Family:
 
     def cost_at(self, axis: Axis, metric: Metric, target: float) -> float:
         """The cost at which the family reaches a recall."""
-        cost, recall = self.costs(axis), self.recalls(metric)
+        cost, recall = self.costs(axis, metric), self.recalls(metric)
         known = ~np.isnan(cost)
         return cost_at(cost[known], recall[known], target)
 
     def nearest(self, axis: Axis, metric: Metric, target: float) -> Measured | None:
         """The cheapest run that reaches a recall."""
-        cost, recall = self.costs(axis), self.recalls(metric)
+        cost, recall = self.costs(axis, metric), self.recalls(metric)
         reached = np.flatnonzero((recall >= target - 1e-12) & ~np.isnan(cost))
         return None if len(reached) == 0 else self.runs[int(reached[np.argmin(cost[reached])])]
 
@@ -229,12 +236,12 @@ class Bootstrap:
         """[draws, runs]."""
         return self._drawn(family, metric, [run.metric(metric) for run in family.runs])
 
-    def costs(self, family: Family, axis: Axis) -> Array:
+    def costs(self, family: Family, axis: Axis, metric: Metric | None = None) -> Array:
         """[draws, runs]; nan where a run has no such cost."""
-        values = [run.cost(axis) for run in family.runs]
+        values = [run.cost(axis, metric) for run in family.runs]
         if axis in ("flops", "scanned"):
             return self._drawn(family, axis, [v for v in values if v is not None])
-        key = (family.role, family.name, axis)
+        key = (family.role, family.name, f"{axis} {metric}")
         if key not in self._known:
             out = np.full((self.draws, len(values)), math.nan)
             for i, rounds in enumerate(values):
@@ -258,9 +265,9 @@ class Bootstrap:
         if axis not in ("flops", "scanned") and min(base.rounds(axis), ours.rounds(axis)) < 2:
             return Ratio(value)  # a time taken once says nothing of its spread
         pairs = zip(
-            self.costs(base, axis),
+            self.costs(base, axis, metric),
             self.recalls(base, metric),
-            self.costs(ours, axis),
+            self.costs(ours, axis, metric),
             self.recalls(ours, metric),
             strict=True,
         )

@@ -101,7 +101,8 @@ class Opener:
             return BackendSearch(backend)
         model = load_model(system.run)
         check_fits(model, self.task.fingerprint, "")
-        return BackendSearch(DropIn(backend, model, np.asarray(self.task.keys)))
+        rescore = system.mode == "drop-in-rescored"
+        return BackendSearch(DropIn(backend, model, np.asarray(self.task.keys), rescore=rescore))
 
     def backend(self, system: System) -> Backend:
         """The backend of a system, kept on disk, and open until another is asked for.
@@ -155,4 +156,4 @@ def _predicted(model: Model, queries: Floats) -> Floats:
 def _learns_mapped(system: System) -> bool:
     """Whether a backend learns from queries, and will be asked predicted keys."""
     assert system.backend is not None
-    return backend_class(system.backend).learns and system.mode == "drop-in-rescored"
+    return backend_class(system.backend).learns and system.mode != "cells"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.bench.derive import within
+from amips.bench.derive import TOP_FRACTIONS, within
 from amips.bench.machine import threads
 from amips.bench.opener import Opener
 from amips.bench.results import WORK, ResultsStore, Run
@@ -20,7 +20,7 @@ from amips.bench.searchers import Search, SystemSearch, faiss_search
 from amips.bench.systems import System
 from amips.blas import threads as limit_threads
 from amips.builder import Builder
-from amips.cells import POINTS_PER_CELL, default_count
+from amips.cells import default_count
 from amips.design import Design
 from amips.errors import TrainingInterrupted
 from amips.metrics import TOP
@@ -47,8 +47,9 @@ class Settings:
     progress: bool = False
     all_threads: bool = True  # also take times on all threads, beside those on one
     iterations: int = 20  # of k-means,
-    points: int = POINTS_PER_CELL  # ... on at most so many keys a cell
+    points: int | None = None  # ... on so many keys a cell; None: what `kmeans` takes
     most_keys: int | None = None  # scanned by a contender, where its ladder ends; a fraction of all if None
+    depth: int = 0  # results that every system is asked for, and timed with, where these are more than k
 
 
 class Runner:
@@ -79,6 +80,15 @@ class Runner:
             progress=settings.progress,
         )
         self.opener = Opener(self.builder, self.work)
+
+    @property
+    def asked(self) -> int:
+        """Results that every system is asked for."""
+        return max(self.settings.k, self.settings.depth)
+
+    def _is_deep(self, system: System) -> bool:
+        """Whether it is asked for the paper's fractions of n results, too, because nobody said how many."""
+        return system.mode == "drop-in" and not self.settings.depth
 
     def resolved(self, system: System) -> System:
         """The system with every number of its design known: rank, dimensions of lean storage."""
@@ -135,18 +145,19 @@ class Runner:
         k, n = min(self.settings.k, self.task.n), self.task.n
         # The mapped query orders keys by its own scores, so the true top key may come far down the list;
         # whoever scores with x has it first, or has not seen it.
-        deep = within(n)[-1] if system.mode == "drop-in" else k
+        asked = min(self.asked, n)
+        deep = max(asked, within(n)[-1]) if self._is_deep(system) else asked
         ids = np.empty((len(self.x), k), np.int32)
         scores = np.empty((len(self.x), k), np.float32)
         rank = np.empty(len(self.x), np.int32)
-        step = max(1, min(len(self.x), (1 << 24) // max(k, deep)))
+        step = max(1, min(len(self.x), (1 << 24) // deep))
         for low in range(0, len(self.x), step):
             rows = slice(low, low + step)
-            block_scores, block = opened.search(self.x[rows], max(k, deep), budget)
+            block_scores, block = opened.search(self.x[rows], deep, budget)
             ids[rows], scores[rows] = block[:, :k], block_scores[:, :k]
             hit = block == self.true[rows, :1]
             rank[rows] = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, 0)
-        cost = opened.cost(self.x, k, budget)
+        cost = opened.cost(self.x, asked, budget)
         return Run(system, budget, ids, scores, rank, cost.scanned, cost.scan, cost.network, cost.coarse, {})
 
     def open(self, system: System) -> SystemSearch:
@@ -165,7 +176,7 @@ class Runner:
             (system, budget)
             for system, ladder in answered.items()
             for budget in ladder
-            if not self.store.has_times(system, budget)
+            if not self._timed(system, budget)
         ]
         if not missing:
             return
@@ -173,12 +184,12 @@ class Runner:
         _seconds(self.yardstick, [self.timed[:1], self.timed], self.settings.k, YARDSTICK_PROBES)  # warm
         for system, budget in dict(missing).items():
             for search in opened[system].ways.values():
-                _seconds(search, [self.timed[:1], self.timed], self.settings.k, budget)
+                _seconds(search, [self.timed[:1], self.timed], self.asked, budget)
         times: dict[tuple[System, int], dict[str, list[Any]]] = {run: {} for run in missing}
         for _ in range(self.settings.rounds):
             for system, budget in missing:
                 for way, search in opened[system].ways.items():
-                    for name, seconds in self._modes(search, budget):
+                    for name, seconds in self._modes(search, budget, self._is_deep(system)):
                         times[system, budget].setdefault(f"{way}/{name}", []).append(seconds)
         for (system, budget), by_name in times.items():
             arrays: dict[str, NDArray[np.float64]] = {}
@@ -187,19 +198,36 @@ class Runner:
                 arrays[f"yardstick/{name}"] = np.array([yard for _, yard in pairs])
             self.store.put_times(system, budget, arrays)
 
-    def _modes(self, search: Search, budget: int) -> Iterator[tuple[str, tuple[Any, Any]]]:
-        """(batch/threads, (seconds of this, seconds of the yardstick)), seconds for each query."""
-        k = self.settings.k
+    def _timed(self, system: System, budget: int) -> bool:
+        """Whether the times of a run are stored; of a mapped query also those of fractions of n results."""
+        if not self.store.has_times(system, budget):
+            return False
+        return not self._is_deep(system) or any("@" in name for name in self.store.get(system, budget).times)
+
+    def _modes(self, search: Search, budget: int, deep: bool) -> Iterator[tuple[str, tuple[Any, Any]]]:
+        """(batch/threads, (seconds of this, seconds of the yardstick)), seconds for each query.
+
+        Args:
+            deep: on one thread also for the paper's fractions of n results, as batch/threads@fraction: what
+                the recall of a mapped query needs.
+        """
         singles = [self.timed[i : i + 1] for i in range(min(self.settings.singles, len(self.timed)))]
+        fractions = {f"@{name}": k for name, k in zip(TOP_FRACTIONS, within(self.task.n), strict=True)}
         for count in sorted({1, threads()} if self.settings.all_threads else {1}):
             which = "all" if count > 1 else "1"
+            depths = {"": self.asked, **(fractions if deep and count == 1 else {})}
             with limit_threads(count):
-                yard = _seconds(self.yardstick, singles, k, YARDSTICK_PROBES)
-                yield f"single/{which}", (_seconds(search, singles, k, budget), yard)
-                if len(self.timed) > 1:
-                    yard = _seconds(self.yardstick, [self.timed], k, YARDSTICK_PROBES) / len(self.timed)
-                    own = _seconds(search, [self.timed], k, budget) / len(self.timed)
-                    yield f"batch/{which}", (float(own[0]), float(yard[0]))
+                for at, k in depths.items():
+                    yield f"single/{which}{at}", self._beside(search, singles, k, budget)
+                    if len(self.timed) > 1:
+                        own, yard = self._beside(search, [self.timed], k, budget)
+                        m = len(self.timed)
+                        yield f"batch/{which}{at}", (float(own[0] / m), float(yard[0] / m))
+
+    def _beside(self, search: Search, batches: list[Floats], k: int, budget: int) -> tuple[Any, Any]:
+        """Seconds of each batch, and those of the yardstick, taken just before."""
+        yard = _seconds(self.yardstick, batches, self.settings.k, YARDSTICK_PROBES)
+        return _seconds(search, batches, k, budget), yard
 
     @cached_property
     def yardstick(self) -> Search:

@@ -86,8 +86,9 @@ class System:
             raise AmipsError("system: a graph is amips's own: give the design or the backend")
         if self.design is not None and not kind.routable:
             raise AmipsError(f"system: the cells of {kind.title} cannot be addressed: leave the design out")
-        if self.run and (self.mode == "drop-in" or (self.mode == "cells" and self.design is None)):
-            modes = "'drop-in-rescored'" + (" or, with a design, 'cells'" if kind.routable else "")
+        if self.run and self.mode == "cells" and self.design is None:
+            modes = "'drop-in' or 'drop-in-rescored'"
+            modes += " or, with a design, 'cells'" if kind.routable else ""
             raise AmipsError(f"system: mode={self.mode!r}: a model on backend {name!r} can have {modes}")
 
     def _normalize(self) -> None:

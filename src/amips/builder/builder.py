@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from amips.builder.graphs import graph_searcher, resolved_graph
 from amips.builder.kept_files import cached, read_arrays
 from amips.builder.reduced import fewest_dimensions
-from amips.cells import ITERATIONS, POINTS_PER_CELL, Cells, fingerprint_of, make_cells
+from amips.cells import ITERATIONS, Cells, fingerprint_of, make_cells
 from amips.design import OWN, Design, RouterSpec
 from amips.errors import AmipsError, BundleError, RunError, TrainingInterrupted
 from amips.extras import needs_extra
@@ -54,7 +54,7 @@ class Builder:
         directory: where to keep what is made; None keeps it as long as the builder.
         minutes: of training, at most, for each router.
         recall: the recall@10 that indexes are made for: what second cells are chosen by and `search` serves.
-        iterations, points: of k-means, on so many keys a cell.
+        iterations, points: of k-means, on so many keys a cell; None: on all of them where cells are few.
         device: where routers are trained, as in `train`.
     """
 
@@ -67,7 +67,7 @@ class Builder:
         recall: float = TARGET_RECALL,
         seed: int = 0,
         iterations: int = ITERATIONS,
-        points: int = POINTS_PER_CELL,
+        points: int | None = None,
         device: str | None = None,
         progress: bool = False,
     ) -> None:

@@ -12,6 +12,7 @@ from amips.cells.clustering import (
     fill_empty,
     fingerprint_of,
     kmeans,
+    points_for,
     trivial,
 )
 from amips.cells.outside import SAME_NORM, IVFParts, Placement, from_faiss, ivf_parts, place_keys
@@ -36,6 +37,7 @@ __all__ = [
     "kmeans",
     "make_cells",
     "place_keys",
+    "points_for",
     "query_aware",
     "towards_queries",
     "trivial",

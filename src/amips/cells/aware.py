@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from amips.cells.clustering import ITERATIONS, POINTS_PER_CELL, Cells, check, kmeans
+from amips.cells.clustering import ITERATIONS, Cells, check, kmeans
 from amips.errors import VectorError
 from amips.metrics import TOP
 from amips.vectors import Floats, Vectors, open_vectors, unit_rows
@@ -39,7 +39,7 @@ def make_cells(
     spherical: bool = True,
     runs: int = 1,
     iterations: int = ITERATIONS,
-    points: int = POINTS_PER_CELL,
+    points: int | None = None,
     seed: int = 0,
 ) -> Cells:
     """The cells of a task or a design: query-aware of this strength, or by k-means where it is 0.
@@ -72,7 +72,7 @@ def query_aware(
     *,
     strength: float = STRENGTH,
     iterations: int = ITERATIONS,
-    points: int = POINTS_PER_CELL,
+    points: int | None = None,
     seed: int = 0,
 ) -> Cells:
     """Partition keys into `count` cells by where they are and where the queries that want them are.

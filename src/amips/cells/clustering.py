@@ -8,13 +8,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.arguments import check_whole
 from amips.blas import faiss
 from amips.errors import VectorError
 from amips.vectors import Floats, Vectors, open_vectors, row_norms, unit_rows
 
-POINTS_PER_CELL = 256  # faiss trains k-means on at most this many points a cell; more do not change it
+POINTS_PER_CELL = 256  # k-means learns little from more points a cell, where there are hundreds of cells
+FEW_CELLS = 512  # with fewer, k-means takes more points, up to the products that so many cells cost it
 ITERATIONS = 20  # of k-means, where nothing else is said
-POINT_BYTES = 1 << 30  # that these may take together
+POINT_BYTES = 1 << 30  # that points may take together
 DEFAULT_COUNT, FEWEST_KEYS = 4.0, 8  # cells in units of sqrt(n), and keys in each at least, on average
 
 
@@ -73,16 +75,22 @@ def kmeans(
     runs: int = 1,
     pick: Literal["even", "first"] = "even",
     iterations: int = ITERATIONS,
-    points: int = POINTS_PER_CELL,
+    points: int | None = None,
     seed: int = 0,
 ) -> Cells:
-    """Partition keys into `count` cells by k-means on so many points a cell, none of them empty.
+    """Partition keys into `count` cells by k-means, none of them empty.
 
     With several `runs` (each from its own seed, end to end) the most even partition is kept, as in the
     paper's routing experiments; `pick="first"` keeps the first. The same seed gives the same cells.
+
+    Args:
+        points: keys a cell that k-means learns from, drawn at random, 1 GiB of them at most; None takes as
+            many as `points_for` says: all keys where cells are few.
     """
     keys = open_vectors(keys, "keys")
     count = check(int(count), runs, keys)
+    if points is not None:
+        points = check_whole("points", points, 1, error=VectorError)
     if pick not in ("even", "first"):
         raise VectorError(f"pick={pick!r}: expected 'even' or 'first'")
     if count == 1:
@@ -117,9 +125,23 @@ def trivial(keys: Vectors) -> Cells:
     return Cells(np.zeros(keys.n, np.int32), (total / keys.n).astype(np.float32)[None])
 
 
-def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, points: int, seed: int) -> Cells:
+def points_for(count: int) -> int:
+    """Keys a cell that k-means learns from, where nothing else is said: 256, and more where cells are few.
+
+    A pass of k-means costs count^2 times this many products with keys. Few cells get as many keys as keep
+    that below the cost of 512 cells of 256 each. On 100,000 passages in 10 cells, keys then have a mean
+    cosine of 0.298 with their centroid instead of 0.288, in 128 cells 0.454 instead of 0.450 (four seeds).
+    Cells are more even in the second case (imbalance 1.086, not 1.099), not in the first (1.034, 1.022).
+    """
+    return max(POINTS_PER_CELL, POINTS_PER_CELL * FEW_CELLS**2 // count**2)
+
+
+def _one_run(
+    keys: Vectors, count: int, spherical: bool, iterations: int, points: int | None, seed: int
+) -> Cells:
     rng = np.random.default_rng(seed)
-    most = max(count, min(count * points, POINT_BYTES // (4 * keys.d)))
+    each = points_for(count) if points is None else points
+    most = max(count, min(count * each, POINT_BYTES // (4 * keys.d)))
     sample = keys.load() if keys.n <= most else keys.take(np.sort(rng.choice(keys.n, most, replace=False)))
     means = faiss.Kmeans(
         keys.d,
@@ -128,7 +150,7 @@ def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, points
         seed=seed + 1,
         spherical=spherical,
         min_points_per_centroid=1,  # silences a warning about small sets: they are the user's choice
-        max_points_per_centroid=POINTS_PER_CELL,
+        max_points_per_centroid=-(-len(sample) // count),  # all: faiss would draw 256 a cell of them
     )
     means.train(sample)
     centroids: Floats = np.array(means.centroids)

@@ -15,6 +15,9 @@ from amips.tables import text_table
 @click.option("--out", required=True, type=output, help="The directory to make.")
 @click.option("--encoder", default="all-MiniLM-L6-v2", help="A sentence-transformers model, or wordllama.")
 @click.option("--batch", default=64, help="Texts encoded at a time.")
+@click.option(
+    "--titles/--no-titles", default=True, help="Encode a document's title before its text, or the text alone."
+)
 @click.option("--skip-empty", is_flag=True, help="Leave empty texts out, instead of an error.")
 def embed(corpus: str, **options: Any) -> None:
     """Encode the texts of CORPUS as vectors.

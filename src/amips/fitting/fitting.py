@@ -189,7 +189,7 @@ class Fitting:
             recall=self.settings.recall,
             seed=self.settings.seed,
             iterations=ITERATIONS,
-            points=max(FEWEST_POINTS, min(POINTS_PER_CELL, points)),
+            points=None if points >= POINTS_PER_CELL else max(FEWEST_POINTS, points),
             device=self.device,
             progress=not self.quiet,
         )

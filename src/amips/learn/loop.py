@@ -3,7 +3,6 @@
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +161,7 @@ class Run:
             "format": RUN_FORMAT,
             "architecture": setup.architecture.to_json(),
             "network": spec_to_json(setup.spec),
-            "recipe": asdict(recipe),
+            "recipe": recipe.to_json(),
             "world": group.world,
             "samples": budget.samples,
             "minutes": budget.minutes,
@@ -332,7 +331,7 @@ class Run:
                 if value < best:
                     blend, values, metrics, best = part, between, at_part, value
         about = self.setup.about() | {
-            "recipe": asdict(self.recipe),
+            "recipe": self.recipe.to_json(),
             "samples": at.samples,
             "seconds": round(at.seconds, 3),
             "best_step": at.best_step,

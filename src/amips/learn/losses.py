@@ -1,4 +1,4 @@
-"""The losses of the paper, averaged over the batch and over cells, summed over d.
+"""The losses of the paper, averaged over the batch and over cells; squared norms are sums over d.
 
     SupportNet   score    (f(x)_j - sigma_j(x))^2
                  grad     ||grad f(x)_j - y*_j(x)||^2
@@ -7,6 +7,9 @@
 
     all          route    -sum_j p_j log softmax(f(x) / t)_j,
                           p = (1 - l) x (fraction of the top keys in cell j) + l softmax(sigma(x) / t_l)_j
+
+The authors' published code averages `grad` and `key` over d, so that score and consist weigh d times more
+beside them: `reduction="mean"` minimises that. The parts that are logged are sums either way.
 
 The first part of p says where the top keys are, the second (listwise) how good the best key of every cell is.
 Linear and max-affine routers have this loss only, and begin at the centroids, where it is small already; with
@@ -122,12 +125,13 @@ def total_loss(
         moved = network.moved()
         return loss + batch.anchor * moved, {"route": loss, "moved": moved}
     assert isinstance(network, Network)
+    over = batch.x.shape[1] if recipe.reduction == "mean" else 1
     if network.architecture.kind == "key":
         parts, scores = key_losses(network, batch)
-        total = recipe.key * parts["key"] + recipe.consist * parts["consist"]
+        total = recipe.key / over * parts["key"] + recipe.consist * parts["consist"]
     else:
         parts, scores = support_losses(network, batch)
-        total = recipe.score * parts["score"] + recipe.grad * parts["grad"]
+        total = recipe.score * parts["score"] + recipe.grad / over * parts["grad"]
     if recipe.route_weight:
         assert batch.top is not None
         parts["route"] = route_loss(scores, batch.top, batch.sigma, recipe)

@@ -4,13 +4,14 @@ import hashlib
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from amips.arguments import check_flag
 from amips.errors import AmipsError, VectorError
 from amips.files import (
     ADVICE,
@@ -97,6 +98,7 @@ def embed(
     out: str | Path,
     batch: int = 64,
     shard: int = 8192,
+    titles: bool = True,
     skip_empty: bool = False,
     progress: bool = False,
 ) -> Embedded:
@@ -113,6 +115,8 @@ def embed(
         batch: texts encoded at a time. It decides about speed, memory and the last bits of the vectors.
         shard: texts between two points from which a killed call continues. Within a shard, texts of about
             the same length are encoded together, because the shorter ones of a batch are padded.
+        titles: encode the title of a document before its text, as BEIR's own tools do; False leaves titles
+            out, as the paper's published code does. Two documents of one text are then one.
         skip_empty: leave texts of white space out, and count them, instead of an error.
         progress: say on standard error how far it is: a bar on a terminal, a line now and then otherwise.
     """
@@ -121,7 +125,9 @@ def embed(
         raise AmipsError(f"batch={batch}, shard={shard}: each must be at least 1")
     if str(corpus) == str(queries) == "-":
         raise AmipsError("corpus and queries cannot both come from standard input")
-    sources = {"keys": corpus} if queries is None else {"keys": corpus, "queries": queries}
+    sources: dict[str, Source] = {"keys": corpus} | ({} if queries is None else {"queries": queries})
+    if not check_flag("titles", titles):
+        sources = {side: _untitled(source, skip_empty) for side, source in sources.items()}
     name = canonical(encoder) if isinstance(encoder, (str, Path)) else encoder.name
     _check_place(out, name)
     if not (out / MANIFEST).exists() and isinstance(encoder, (str, Path)):
@@ -232,6 +238,11 @@ def _texts(source: Source, skip_empty: bool) -> Iterator[Text]:
         if not (text.whole.strip() or skip_empty):
             raise AmipsError(f"text {row:,} (id {text.id!r}) is empty; leave such texts out with {SKIP}")
         yield text
+
+
+def _untitled(source: Source, skip_empty: bool) -> Iterator[Text]:
+    """The texts without their titles."""
+    return (replace(text, title="") for text in _texts(source, skip_empty))
 
 
 def _encode(out: Path, side: str, encoder: Encoder, batch: int, shard: int, progress: bool) -> None:
