@@ -128,7 +128,7 @@ def _one_run(keys: Vectors, count: int, spherical: bool, iterations: int, points
         seed=seed + 1,
         spherical=spherical,
         min_points_per_centroid=1,  # silences a warning about small sets: they are the user's choice
-        max_points_per_centroid=POINTS_PER_CELL,
+        max_points_per_centroid=-(-len(sample) // count),  # all: faiss would draw 256 a cell of them
     )
     means.train(sample)
     centroids: Floats = np.array(means.centroids)
