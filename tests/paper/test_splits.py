@@ -1,6 +1,7 @@
 """Both splits of one pool: who has relatives in training, one network for both, and results side by side."""
 
 import math
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from paper import run_experiment
 from paper.claims import Claim, claim_values, claims_of, verdict
 from paper.pool import NOISE, draw_pool
 from paper.ratios import GENERATED, PEOPLE, paper_regimes, ratios_table, regime_of
+from paper.routing import router_recipe
 from paper.splits import NOT_RUN, claims_table, outcome, side_by_side, stamped
 from paper.workspace import SCALES, Workspace
 
@@ -227,3 +229,17 @@ def test_the_replica_keeps_the_papers_ratios():
     assert people["HotpotQA"] < ours.parameters(0.01) / ours.sources < people["NQ"]
     assert 5 <= ours.each[0] <= 100
     assert ratios_table().rows[-1][0] == "ours, replica"
+
+
+def test_routers_of_the_replica_weigh_scores_as_the_published_code_does(workspace):
+    assert router_recipe(workspace, 16) == workspace.recipe()
+    recipe = router_recipe(replaced(workspace, name="replica"), 16)
+    assert (recipe.score, recipe.consist) == (16 * 0.01, 16 * 0.01)
+    assert (recipe.grad, recipe.key) == (1.0, 1.0)
+
+
+def replaced(workspace, **fields):
+    """The workspace at a scale with other fields."""
+    other = copy(workspace)
+    other.scale = replace(workspace.scale, **fields)
+    return other
