@@ -149,8 +149,8 @@ def _run(
     asked = "" if split is None else f" --split {split}"
     split = split or (BOTH if workspace.scale.sources is not None else BY_SOURCE)
     splits = (BY_ROWS, BY_SOURCE) if split == BOTH else (split,)
-    found = {one: stamped(function(workspace.by(one)), one) for one in splits}
-    summary = side_by_side(found) if len(found) > 1 else found[split]
+    summaries = {one: stamped(function(workspace.by(one)), one) for one in splits}
+    summary = side_by_side(summaries) if len(summaries) > 1 else summaries[split]
     return replace(summary, command=summary.command + asked)
 
 

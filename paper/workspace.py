@@ -188,9 +188,9 @@ class Workspace:
         """k-means on all keys, as in the paper; the most even of several runs."""
         path = self.work / f"cells-{count}-{runs}.npz"
         if not path.exists():
-            made = kmeans(self.keys, count, runs=runs, points=self.keys.n, seed=self.seed)
+            cells = kmeans(self.keys, count, runs=runs, points=self.keys.n, seed=self.seed)
             with partial(path) as temporary, temporary.open("wb") as f:
-                np.savez(f, assignment=made.assignment, centroids=made.centroids)
+                np.savez(f, assignment=cells.assignment, centroids=cells.centroids)
         with np.load(path) as stored:
             return Cells(stored["assignment"], stored["centroids"])
 
