@@ -77,7 +77,8 @@ def bootstrap(values: Doubles, sources: Ids, rng: np.random.Generator, draws: in
 def run(workspace: Workspace) -> Summary:
     """Train one KeyNet on the authors' split and measure it on leaky and on truly held-out rows."""
     task = prepare(workspace)
-    one = trained(workspace, task, "KeyNet", "XS")
+    size = workspace.scale.sizes[0]
+    one = trained(workspace, task, "KeyNet", size)
     net = one.model
     splits = {"leaky": task.val, "held_out": task.test}
     rows = {name: per_row(net, task, split) for name, split in splits.items()}
@@ -102,9 +103,10 @@ def run(workspace: Workspace) -> Summary:
         "sources": {"pool": len(np.unique(pool)), "held_out": len(np.unique(sources["held_out"]))},
         "leaky_with_relatives": float(np.isin(sources["leaky"], pool).mean()),
         "held_out_with_relatives": float(np.isin(sources["held_out"], pool).mean()),
+        "size": size,
         "samples": int(net.about["samples"]),
         "times_seen": net.about["samples"] / len(task.train),
-        "search": searched(workspace, task, one.directory),
+        "search": searched(workspace, task, size, one.directory),
         "one_index": one_index(task, net, splits, sources, Builder(task, workspace.work / "leak-designs")),
     }
     findings = claims(values["one_index"])
@@ -136,9 +138,9 @@ def run(workspace: Workspace) -> Summary:
             f"(sigma {NOISE} relative to its norm, scaled back to it). Equal queries are removed first. The "
             "pool's rows are split at random, row by row, as in the authors' published code; the held-out "
             "sources were set aside before, and their rows are made in the same way.",
-            f"One KeyNet XS, c = 1, recipe {workspace.scale.recipe!r}, {values['samples']:,} samples: each "
-            f"training row was seen {values['times_seen']:.1f} times. Nothing is chosen by the leaky rows; "
-            "training only logs them.",
+            f"One KeyNet {size}, c = 1, recipe {workspace.scale.recipe!r}, {values['samples']:,} samples: "
+            f"each training row was seen {values['times_seen']:.1f} times. Nothing is chosen by the leaky "
+            "rows; training only logs them.",
             f"Intervals: 95 %, {DRAWS:,} bootstrap draws of source queries, each with all of its rows.",
             "The lookup answers with the top key of the nearest training row: a model that does nothing "
             "but memorise.",
@@ -201,7 +203,7 @@ def sentences(values: dict[str, Any]) -> list[str]:
         f"on {memory['held_out']:.1%} of the held-out ones: that is what the split gives away."
     )
     said.append(
-        f"This holds for a KeyNet XS that saw each of {values['rows']['train']:,} training rows "
-        f"{values['times_seen']:.1f} times; other budgets were not measured."
+        f"This holds for a KeyNet {values['size']} that saw each of {values['rows']['train']:,} training "
+        f"rows {values['times_seen']:.1f} times; other budgets were not measured."
     )
     return said

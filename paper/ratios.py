@@ -127,21 +127,23 @@ def note() -> str:
     scale = SCALES["replica"]
     assert scale.keys is not None
     assert scale.sources is not None
-    actual = KeyNet("XS").architecture(scale.keys, D, 1).parameters
+    size = scale.sizes[0]
+    actual = KeyNet(size).architecture(scale.keys, D, 1).parameters
     return (
         "Parameters by the paper's rule, a fraction of n d: XS 1 %, S 5 %, L 20 %; with its output layer and "
-        f"biases our KeyNet XS has {actual:,}, {actual / scale.sources:.0f} a source query. Of the paper: "
-        "3 billion samples, 5 to 100 rows a query. Generated queries: three for each passage, which was not "
+        f"biases our KeyNet {size} has {actual:,}, {actual / scale.sources:,.0f} a source query. Of the "
+        "paper: 3 billion samples, 5 to 100 rows a query. Generated queries: three a passage, which was not "
         "counted; copies and samples as in the published code where it gives them (FIQA, NQ). The replica "
         "takes the first reading: its parameters for a source query lie between those of HotpotQA and NQ, "
-        "its rows within the paper's range. It differs in the epochs, which are fewer, and in the queries, "
-        "none of which was written for these keys. Of the second reading nothing is measured here: there XS "
+        "its rows within the paper's range. It differs in the size, S and for routing M instead of XS, which "
+        "would have a width of 46 there, in the epochs, which are fewer, and in the queries, none of which "
+        "was written for these keys. Of the second reading nothing is measured here: there XS "
         "has one parameter for a source query, and every query was written for a key."
     )
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _span(low: float, high: float) -> str:

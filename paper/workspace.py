@@ -59,7 +59,7 @@ SCALES = {
     "small": Scale("small", 100_000, 200_000, 2000, 0, 1.5, None, "default", ("XS", "S"), 3, 0.75),
     # The paper's ratios (parameters and samples for each source query), not its sizes: see paper/ratios.py.
     "replica": Scale(
-        "replica", 100_000, 20_000, 1000, 32, None, 1_500_000, "default", ("XS",), 3, 0.75, sources=1000
+        "replica", 20_000, 20_000, 1000, 32, None, 150_000, "default", ("S",), 3, 0.2, sources=300
     ),
     "full": Scale("full", None, None, 1000, 4, None, 1_000_000_000, "paper", ("XS", "S", "M", "L"), 10, 30.0),
 }
