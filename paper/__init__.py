@@ -7,8 +7,9 @@ They use amips through the doors of its rooms and are no part of the installed p
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amips.backends import backend_class
 from amips.bench import Summary, draw_figures
@@ -16,15 +17,27 @@ from amips.errors import AmipsError, ResultsError
 from amips.extras import needs_extra
 from amips.files import write_atomic
 from amips.locks import locked
+from amips.task import BY_ROWS, BY_SOURCE
+from paper.splits import side_by_side, stamped
+
+if TYPE_CHECKING:
+    from paper.workspace import Workspace
+
+BOTH = "both"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Where an experiment is defined (a module of this package and its function), and what it asks."""
+    """Where an experiment is defined (a module of this package and its function), and what it asks.
+
+    `split` says whether its answer depends on how queries are held out, and it can be run under either split:
+    `leak` measures both at once, and nothing is learned from queries in `timing` and `shift`.
+    """
 
     module: str
     function: str
     question: str
+    split: bool = True
 
 
 EXPERIMENTS = {
@@ -39,13 +52,18 @@ EXPERIMENTS = {
         "ivf", "run", "FAISS IVF searched with x, with the predicted key (drop-in), and routed by it."
     ),
     "ood": Experiment("ood", "run", "What happens as test queries drift: noise from 0 to 0.06."),
-    "timing": Experiment("timing", "run", "How long scores and gradients take, with torch and with numpy."),
-    "shift": Experiment("shift", "run", "How far queries lie from keys: components, densities, top scores."),
+    "timing": Experiment(
+        "timing", "run", "How long scores and gradients take, with torch and with numpy.", split=False
+    ),
+    "shift": Experiment(
+        "shift", "run", "How far queries lie from keys: components, densities, top scores.", split=False
+    ),
     "leak": Experiment(
         "leak",
         "run",
         "The paper's headline under both splits: noise before splitting, as in the authors' published code, "
         "and queries never seen.",
+        split=False,
     ),
     "backends": Experiment(
         "backends",
@@ -80,6 +98,7 @@ def run_experiment(
     backend: str | None = None,
     progress: bool = False,
     also: Sequence[str | Path] = (),
+    split: str | None = None,
 ) -> Summary:
     """Run one of the paper's experiments and write its summary, tables and figures to OUT/NAME.
 
@@ -87,10 +106,13 @@ def run_experiment(
         name: one of `EXPERIMENTS`.
         data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
         out: where everything goes; experiments that are given the same share their tasks and models.
-        scale: "smoke" (seconds), "small" (minutes on two cores; "scaling" two hours) or "full" (the
-            paper's settings).
+        scale: "smoke" (seconds), "small" (minutes on two cores; "scaling" two hours), "replica" (the paper's
+            ratios, half an hour) or "full" (the paper's settings).
         backend: of `amips.backends`, for "ivf": the same comparison there, written to OUT/ivf-BACKEND.
         also: for "encoders", further such directories: vectors of other encoders.
+        split: how queries are held out: by "source", so that no relative of a test query is trained on; by
+            "rows", the paper's way, noise first; or "both", side by side. If None, "both" at replica, where
+            one network serves both, and "source" at other scales.
     """
     if name not in EXPERIMENTS:
         raise AmipsError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
@@ -100,18 +122,36 @@ def run_experiment(
         if name != "ivf":
             raise AmipsError(f"{name}: only ivf runs on another backend; leave out backend (--backend)")
         backend_class(backend).require()
+    experiment = EXPERIMENTS[name]
+    if split is not None and not experiment.split:
+        raise AmipsError(f"{name} is the same under every split; leave out split (--split)")
+    if split not in (None, BOTH, BY_ROWS, BY_SOURCE):
+        raise AmipsError(f"split={split!r}: expected {BY_SOURCE}, {BY_ROWS} or {BOTH}")
     with needs_extra("the paper's experiments", "train", "torch"):
         from paper.workspace import Workspace
-    experiment = EXPERIMENTS[name]
     workspace = Workspace(data, scale, out, seed, progress, also)
     busy = ResultsError(f"another experiment is at work in {out}; wait for it, or choose another out")
     with locked(workspace.work / ".lock", busy):
-        summary = _function(experiment, backend)(workspace)
+        summary = _run(name, workspace, split, _function(experiment, backend))
     folder = workspace.out / summary.name
     summary.save(folder)
     write_atomic(folder / "table.md", markdown(summary).encode())
     draw_figures(summary, folder)
     return summary
+
+
+def _run(
+    name: str, workspace: "Workspace", split: str | None, function: "Callable[[Workspace], Summary]"
+) -> Summary:
+    """What an experiment finds under one split, or under both, side by side."""
+    if not EXPERIMENTS[name].split:
+        return function(workspace)
+    asked = "" if split is None else f" --split {split}"
+    split = split or (BOTH if workspace.scale.sources is not None else BY_SOURCE)
+    splits = (BY_ROWS, BY_SOURCE) if split == BOTH else (split,)
+    summaries = {one: stamped(function(workspace.by(one)), one) for one in splits}
+    summary = side_by_side(summaries) if len(summaries) > 1 else summaries[split]
+    return replace(summary, command=summary.command + asked)
 
 
 def _function(experiment: Experiment, backend: str | None) -> "Callable[..., Summary]":

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from amips.cli import echo, output, path, print_summary, run_command
-from paper import EXPERIMENTS, run_experiment
+from paper import BOTH, EXPERIMENTS, run_experiment
 from paper.page import collect, write_pages
-from paper.workspace import SCALES
+from paper.ratios import ratios_table
+from paper.workspace import SCALES, SPLITS_BY
 
 STOPPED = "stopped; the same command continues where it was"
 
@@ -20,6 +21,14 @@ COMMON: Options = [
     click.option("--out", required=True, type=output, help="Experiments with the same share their models."),
     click.option("--scale", type=click.Choice([*SCALES]), default="small"),
     click.option("--seed", default=0),
+]
+SPLIT: Options = [
+    click.option(
+        "--split",
+        type=click.Choice([*SPLITS_BY, BOTH]),
+        help="How queries are held out: by source, by rows as in the paper, or both, side by side.  "
+        "[default: both at replica, source elsewhere]",
+    )
 ]
 MORE: dict[str, Options] = {
     "ivf": [click.option("--backend", help="Compare on this backend instead (hnsw, scann, pgvector, ...).")],
@@ -34,8 +43,9 @@ MORE: dict[str, Options] = {
 def cli() -> None:
     """Run an experiment of the paper, from the top of the repository.
 
-    --scale smoke takes seconds, small minutes on two cores (scaling: two hours), full has the paper's
-    settings. An interrupted experiment continues when the same command is given again.
+    --scale smoke takes seconds, small minutes on two cores (scaling: two hours), replica half an hour: it has
+    the paper's ratios (see ratios). full has the paper's settings. An interrupted experiment continues when
+    the same command is given again.
     """
 
 
@@ -49,7 +59,8 @@ def _experiment(name: str) -> click.Command:
         summary = run_experiment(name, data=data, out=out, also=others, progress=True, **options)
         print_summary(summary, out / summary.name)
 
-    for option in reversed([*COMMON, *MORE.get(name, [])]):
+    own = [*(SPLIT if EXPERIMENTS[name].split else []), *MORE.get(name, [])]
+    for option in reversed([*COMMON, *own]):
         run = option(run)
     return click.command(name, help=EXPERIMENTS[name].question)(run)
 
@@ -75,6 +86,13 @@ def collect_results(out: Path) -> None:
     for line in collect(out):
         echo(line)
     write_pages()
+
+
+@cli.command(name="ratios")
+def ratios() -> None:
+    """Print the paper's regime and ours: parameters, rows and samples for each source query."""
+    table = ratios_table()
+    echo(table.markdown())
 
 
 @cli.command(name="page")

@@ -21,6 +21,8 @@ class Claim:
         held: True if it was measured here too, False if it was not; None if the measurement does not decide.
         evidence: what was measured, a clause without a full stop.
         split: how queries were held out: by "source", or by "rows", the paper's way, after noise was added.
+        value: the figure that decides, where one does,
+        low, high: ... and its 95 % interval.
     """
 
     text: str
@@ -28,6 +30,18 @@ class Claim:
     held: bool | None
     evidence: str
     split: str = BY_SOURCE
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def figure(self) -> str:
+        """The figure that decides with its interval, "" where there is none."""
+        if self.value is None:
+            return ""
+        if self.low is None or self.high is None:
+            return f"{self.value:.3f}"
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
     def sentence(self) -> str:
         """The evidence, and what it says of the claim."""

@@ -89,7 +89,7 @@ def run(workspace: Workspace) -> Summary:
             places.append(_measure(workspace, name, f"encoders/{name}/search"))
         else:
             own = Workspace(data, workspace.scale, out, workspace.seed, workspace.progress)
-            places.append(_measure(own, name, "search"))
+            places.append(_measure(own.by(workspace.split_by), name, "search"))
     findings = compare(places)
     scale = workspace.scale
     return Summary(

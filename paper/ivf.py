@@ -93,7 +93,7 @@ def index_ways(n: int, runs: Mapping[str, str], mapped: Mode = "drop-in") -> dic
 def run(workspace: Workspace) -> Summary:
     """Original, drop-in and routed, for every size."""
     task = workspace.mapping_task()
-    sizes = SIZES if workspace.scale.name != "smoke" else ("XS",)
+    sizes = SIZES if workspace.scale.name not in ("smoke", "replica") else workspace.scale.sizes
     runs = {size: mapper(workspace, task, size) for size in sizes}
     searched = search_all(workspace, task, "ivf", index_ways(task.n, runs), None, times=True)
     test = searched.test

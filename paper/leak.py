@@ -1,43 +1,33 @@
 """What a leaking split is worth: one network, measured on rows whose relatives it was trained on, and on
-rows of queries that it never saw.
+rows of queries that it never saw. `paper.pool` has the rows.
 
 The authors' published code adds noise to the queries first and splits the rows after, so that noisy copies
-of nearly every validation row, or its original, are trained on. Here both kinds of held-out rows are made
-by the same rule from queries of the same log, so that this is all in which they differ:
-
-    source queries --+-- pool -- original + copies each --+-- train    what the network learns from
-                     |                                    +-- val      leaky: split from train row by row
-                     +-- held out -- original + copies each -- test    no relative in train
+of nearly every validation row, or its original, are trained on.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from amips import KeyNet, exact, label
+from amips import exact
 from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
 from amips.builder import Builder
-from amips.files import partial
-from amips.task import Split, Task
-from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, row_norms
+from amips.task import BY_ROWS, BY_SOURCE, Split, Task
+from amips.vectors import Floats, inspect, open_vectors, row_norms
 from paper.claims import claim_values, verdict
 from paper.leak_search import search_chart, search_sentences, search_table, searched
-from paper.mappers import per_row
+from paper.mappers import per_row, trained
 from paper.one_index import chart, claims, one_index, table
+from paper.pool import COPIES, NOISE
 from paper.workspace import Workspace
 
 Doubles = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-NOISE = 0.02  # the paper's
-COPIES = 4  # the least number of noisy copies: the paper makes the queries 5 to 100 times as many
 DRAWS = 1000  # of the bootstrap
 BARS = 40
-BLOCK_FLOATS = 1 << 22
 METRICS = {
     "erel": "transport error (erel), lower is better",
     "match": "match rate",
@@ -48,100 +38,10 @@ METRICS = {
 LOOKUP = "lookup"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which rows there are: source `sources[i]` has rows i * each ... (i + 1) * each - 1, its original first.
-
-    `split` says for each row whether it is trained on ("train"), leaky ("val") or truly held out ("test").
-    """
-
-    sources: Ids
-    each: int
-    split: NDArray[np.str_]
-
-    def source_of(self, rows: NDArray[np.integer[Any]]) -> Ids:
-        """The source query of each row."""
-        sources: Ids = self.sources[np.asarray(rows) // self.each]
-        return sources
-
-
-def plan(
-    distinct: Ids,
-    test: NDArray[np.bool_],
-    leaky: int,
-    copies: int,
-    most: int | None,
-    seed: int,
-    sources: int | None = None,
-) -> Plan:
-    """Draw the pool, its split row by row as the authors do it, and the held-out sources.
-
-    Args:
-        distinct: ids of the queries of which no two are equal.
-        test: for each of them, whether it is to be held out.
-        leaky: how many leaky rows there are; a tenth of the pool if that is fewer.
-        copies: noisy copies of each source.
-        most: rows in the pool, at most.
-        sources: queries in the pool, at most.
-    """
-    rng = np.random.default_rng([seed, 4])
-    each = 1 + copies
-    pool, held_out = distinct[~test], distinct[test]
-    wanted = len(pool) if most is None else max(1, most // each)
-    wanted = min(wanted, len(pool) if sources is None else sources)
-    if wanted < len(pool):
-        pool = np.sort(rng.choice(pool, wanted, replace=False))
-    rows = len(pool) * each
-    split = np.full(rows + len(held_out) * each, "", "<U5")
-    split[:rows] = "train"
-    # One row of each: rows of one source are alike, and all of them have to be labelled.
-    split[rows + np.arange(len(held_out)) * each + rng.integers(each, size=len(held_out))] = "test"
-    split[rng.permutation(rows)[: min(leaky, max(1, rows // 10))]] = "val"
-    return Plan(np.concatenate([pool, held_out]), each, split)
-
-
-def write_rows(path: Path, queries: Vectors, planned: Plan, seed: int) -> Vectors:
-    """The rows of a plan as a file: x itself, then copies x + noise ||x|| eps, eps ~ N(0, I), at x's norm."""
-    if not path.exists():
-        each = planned.each
-        with partial(path) as temporary:
-            out = open_memmap(temporary, "w+", np.float32, (len(planned.split), queries.d))
-            rng = np.random.default_rng([seed, 5])
-            step = max(1, BLOCK_FLOATS // (each * queries.d))
-            for low in range(0, len(planned.sources), step):
-                x = np.repeat(queries.take(planned.sources[low : low + step]), each, axis=0)
-                norms = row_norms(x)
-                eps = rng.standard_normal(x.shape, np.float32)
-                eps[::each] = 0
-                x += NOISE * norms[:, None] * eps
-                x *= (norms / row_norms(x))[:, None]
-                out[low * each : low * each + len(x)] = x
-            out.flush()
-    return open_vectors(path, "rows")
-
-
-def prepare(workspace: Workspace) -> tuple[Plan, Task]:
-    """The rows of both splits, labelled: `val` of the task is leaky, `test` is not."""
-    distinct = np.flatnonzero(first_equal(workspace.queries) == np.arange(workspace.queries.n))
-    # Half as many rows as the scale has training queries: labelling them is most of the work.
-    scale = workspace.scale
-    most = None if scale.queries is None or scale.sources is not None else scale.queries // 2
-    copies = max(COPIES, scale.copies)
-    test = workspace.split[distinct] == "test"
-    planned = plan(distinct, test, scale.held_out, copies, most, workspace.seed, scale.sources)
-    rows = write_rows(workspace.work / "leak.npy", workspace.queries, planned, workspace.seed)
-    task = label(
-        workspace.keys,
-        rows,
-        out=workspace.work / "task-leak",
-        cells=1,
-        copies=0,
-        split=planned.split,
-        k=1,
-        seed=workspace.seed,
-        progress=workspace.progress,
-    )
-    return planned, task
+def prepare(workspace: Workspace) -> Task:
+    """The pool with held-out rows of both splits: `val` is leaky, `test` is not; nothing is chosen here."""
+    views = workspace.pool_tasks()
+    return replace(views[BY_ROWS], val=views[BY_ROWS].test, test=views[BY_SOURCE].test)
 
 
 def lookup(task: Task, split: Split) -> Doubles:
@@ -176,13 +76,15 @@ def bootstrap(values: Doubles, sources: Ids, rng: np.random.Generator, draws: in
 
 def run(workspace: Workspace) -> Summary:
     """Train one KeyNet on the authors' split and measure it on leaky and on truly held-out rows."""
-    planned, task = prepare(workspace)
-    net = workspace.model(task, KeyNet("XS"), "leak")
+    task = prepare(workspace)
+    size = workspace.scale.sizes[0]
+    one = trained(workspace, task, "KeyNet", size)
+    net = one.model
     splits = {"leaky": task.val, "held_out": task.test}
     rows = {name: per_row(net, task, split) for name, split in splits.items()}
     for name, split in splits.items():
         rows[name][LOOKUP] = lookup(task, split)
-    sources = {name: planned.source_of(split.source) for name, split in splits.items()}
+    sources = {name: np.asarray(split.source) for name, split in splits.items()}
     rng = np.random.default_rng([workspace.seed, 6])
     values: dict[str, Any] = {}
     for metric in (*METRICS, LOOKUP):
@@ -195,15 +97,16 @@ def run(workspace: Workspace) -> Summary:
             "difference": leaky - unseen,
             "interval": interval,
         }
-    trained = planned.source_of(task.train.source)
+    pool = np.asarray(task.train.source)
     values |= {
         "rows": {"train": len(task.train), "leaky": len(task.val), "held_out": len(task.test)},
-        "sources": {"pool": len(np.unique(trained)), "held_out": len(np.unique(sources["held_out"]))},
-        "leaky_with_relatives": float(np.isin(sources["leaky"], trained).mean()),
-        "held_out_with_relatives": float(np.isin(sources["held_out"], trained).mean()),
+        "sources": {"pool": len(np.unique(pool)), "held_out": len(np.unique(sources["held_out"]))},
+        "leaky_with_relatives": float(np.isin(sources["leaky"], pool).mean()),
+        "held_out_with_relatives": float(np.isin(sources["held_out"], pool).mean()),
+        "size": size,
         "samples": int(net.about["samples"]),
         "times_seen": net.about["samples"] / len(task.train),
-        "search": searched(workspace, task, workspace.run_directory("leak", task)),
+        "search": searched(workspace, task, size, one.directory),
         "one_index": one_index(task, net, splits, sources, Builder(task, workspace.work / "leak-designs")),
     }
     findings = claims(values["one_index"])
@@ -231,13 +134,13 @@ def run(workspace: Workspace) -> Summary:
             ),
         ],
         method=[
-            f"Every source query gives its original and {planned.each - 1} noisy copies (sigma {NOISE} "
-            "relative to its norm, scaled back to it). Equal queries are removed first. The pool's rows are "
-            "split at random, row by row, as in the authors' published code; the held-out sources were set "
-            "aside before, and their rows are made in the same way.",
-            f"One KeyNet XS, c = 1, recipe {workspace.scale.recipe!r}, {values['samples']:,} samples: each "
-            f"training row was seen {values['times_seen']:.1f} times. Nothing is chosen by the leaky rows; "
-            "training only logs them.",
+            f"Every source query gives its original and {max(COPIES, workspace.scale.copies)} noisy copies "
+            f"(sigma {NOISE} relative to its norm, scaled back to it). Equal queries are removed first. The "
+            "pool's rows are split at random, row by row, as in the authors' published code; the held-out "
+            "sources were set aside before, and their rows are made in the same way.",
+            f"One KeyNet {size}, c = 1, recipe {workspace.scale.recipe!r}, {values['samples']:,} samples: "
+            f"each training row was seen {values['times_seen']:.1f} times. Nothing is chosen by the leaky "
+            "rows; training only logs them.",
             f"Intervals: 95 %, {DRAWS:,} bootstrap draws of source queries, each with all of its rows.",
             "The lookup answers with the top key of the nearest training row: a model that does nothing "
             "but memorise.",
@@ -300,7 +203,7 @@ def sentences(values: dict[str, Any]) -> list[str]:
         f"on {memory['held_out']:.1%} of the held-out ones: that is what the split gives away."
     )
     said.append(
-        f"This holds for a KeyNet XS that saw each of {values['rows']['train']:,} training rows "
-        f"{values['times_seen']:.1f} times; other budgets were not measured."
+        f"This holds for a KeyNet {values['size']} that saw each of {values['rows']['train']:,} training "
+        f"rows {values['times_seen']:.1f} times; other budgets were not measured."
     )
     return said

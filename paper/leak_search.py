@@ -19,9 +19,9 @@ LEVELS = (0.5, 0.7, 0.9)  # recalls of x whose costs recalls are compared at
 KINDS = {"leaky": "leaky rows", "held_out": "held-out rows"}
 
 
-def searched(workspace: Workspace, task: Task, run: Path) -> dict[str, Any]:
+def searched(workspace: Workspace, task: Task, size: str, run: Path) -> dict[str, Any]:
     """Leads over x and fronts, for both kinds of rows: `val` of the task is leaky, `test` is held out."""
-    measured = search_all(workspace, task, "leak", index_ways(task.n, {"XS": str(run)}), None, times=False)
+    measured = search_all(workspace, task, "leak", index_ways(task.n, {size: str(run)}), None, times=False)
     by_kind = {"leaky": measured.val, "held_out": measured.test}
     return {
         metric: {kind: _figures(families, metric) for kind, families in by_kind.items()}

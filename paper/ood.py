@@ -53,8 +53,8 @@ def perturbed(task: Task, sigma: float, seed: int) -> Task:
 def run(workspace: Workspace) -> Summary:
     """Recall@0.01% against FLOPs and time for every strength of noise."""
     task = workspace.mapping_task()
-    run_of, cells = mapper(workspace, task, "XS"), max(2, default_count(task.n, 1.0))
-    plain, label = Design.plain(cells), "KeyNet XS"
+    run_of, cells = mapper(workspace, task, workspace.scale.sizes[0]), max(2, default_count(task.n, 1.0))
+    plain, label = Design.plain(cells), f"KeyNet {workspace.scale.sizes[0]}"
     ways: dict[Query, list[System]] = {
         "original": [System(plain)],
         "mapped": [System(plain, run=run_of, mode="drop-in", label=label)],

@@ -10,44 +10,50 @@ OUT holds a directory for each experiment, as `python -m paper NAME --out OUT` m
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amips.bench import Summary, draw_figures, load_summary
 from amips.tables import markdown_table
+from amips.task import BY_ROWS, BY_SOURCE
 from paper import EXPERIMENTS
 from paper.claims import Claim, claims_of
+from paper.ratios import ratios_table
+from paper.reasons import UNKNOWN, reason_of
+from paper.splits import NOT_RUN, outcome
 from paper.stored import older_than
+from paper.workspace import SPLITS_BY
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 OVERVIEW, PAGES = Path("docs/results.md"), Path("docs/results")
 BENCH = "bench"  # no experiment of the paper: the plain routers, compared on the same data
 POINTS = "The best points of each"  # hundreds of rows: they are in the report and in summary.json
+REPLICA = "replica"  # at this scale an experiment is published beside what it gave at another
+HEADLINES = ("leak", "routing", "routing128")  # their claims come first
 INTRODUCTION = """# Results
 
-What the paper says, and what was measured here: a row for each claim and each way of holding queries out. By
-source, a query that is measured has no relative in training: this is what new queries get. By rows, the
-paper's way, noisy copies of nearly every measured query were trained on: this is what queries get that come
-again. Minutes of training on two cores, half an hour for `leak`; the paper trains on 1 to 10 billion samples.
+What the paper says, and what was measured here: a row for each claim, and what it came to under each way of
+holding queries out. Split by rows, the paper's way, noisy copies of nearly every measured query were trained
+on: this is what queries get that come again. Split by source, a query that is measured has no relative in
+training: this is what new queries get. "Not run" says that an experiment was not run under a split.
 What `amips.fit` makes, which gains more, is measured in
 [what amips gains](../benchmarks/results/win.md) and explained in [How it wins](how-it-wins.md).
+
+Pages that end in "replica" are of the paper's ratios: few source queries with many noisy copies, seen again
+and again by one network, which is measured under both splits. Others had minutes on two cores and as many
+different queries as there are; the paper trains on 1 to 10 billion samples.
 
 The data of `encoders` are 10,000 docstrings of Python packages and sentences taken out of them; of all
 others 100,000 passages of English Wikipedia and 199,490 questions, claims and clues that people wrote, none
 for these passages (all-MiniLM-L6-v2, d = 384). `python -m paper page` writes this page and those behind it
 from the files in `results/`; [how to run the experiments](../paper/README.md). The claims of `routing`,
 `routing128` and `ivf` were stated after their runs, from the stored figures: their pages say how."""
-SPLIT = (
-    "**The split.** The authors' published code adds noise to the queries first and splits the rows after, "
-    "so that relatives of nearly every test row are trained on. [leak](results/leak.md) trains a network on "
-    "such rows, few queries with many copies, and measures it on these and on queries that it never saw. In "
-    "this regime the headline holds, and it is memory of the log: the same network is worse than x on new "
-    "queries. Where traffic repeats itself that is worth something; other experiments here split by source:"
-)
-BUDGET = (
-    "**The budget.** A network had minutes here, and a billion samples or more in the paper. "
-    "[horizon](results/horizon.md) shows how fast that changes:"
+RATIOS = (
+    "The paper does not say which queries it trains on. Under one reading, the queries that people wrote, a "
+    "network has hundreds of parameters for each and sees it a hundred thousand times: it can know them by "
+    "heart. Under the other, queries generated for every passage, it has about one. `python -m paper ratios` "
+    "prints this table; the scale `replica` is made from it."
 )
 
 
@@ -72,77 +78,127 @@ def collect(out: Path) -> list[str]:
         if not (out / name / "summary.json").exists():
             lines.append(f"{out / name}: nothing there")
             continue
-        target = RESULTS / name
+        values = json.loads((out / name / "summary.json").read_text())
+        target = RESULTS / published_as(name, values["command"])
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        values = json.loads((out / name / "summary.json").read_text())
         (target / "summary.json").write_text(json.dumps(rounded(values)) + "\n")
         draw_figures(replace(load_summary(target), curves=[]), target, formats=("png",))
         lines.append(f"{out / name}: copied")
     return lines
 
 
-def outcome(claims: list[Claim]) -> str:
-    """Whether a claim held, of all the times that it was tested."""
-    if all(claim.held is None for claim in claims):
-        return "not decided"
-    held_in = sum(claim.held is True for claim in claims)
-    if held_in in (0, len(claims)):
-        return "held" if held_in else "not held"
-    return f"held in {held_in} of {len(claims)}"
+def published_as(name: str, command: str) -> str:
+    """What the results of an experiment are called: at replica they stand beside those of another scale."""
+    replica = name in EXPERIMENTS and EXPERIMENTS[name].split and f"--scale {REPLICA}" in command
+    return f"{name}-{REPLICA}" if replica else name
+
+
+def experiment_of(name: str) -> str:
+    """The experiment that results of this name are of."""
+    return name.removesuffix(f"-{REPLICA}")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A claim and the results that tested it."""
+
+    claim: Claim
+    results: str
+
+
+def tested_claims(summaries: Mapping[str, Summary]) -> dict[tuple[str, str], list[Tested]]:
+    """Every claim by text and place, the headlines first, with all that tested it."""
+    ranks = {name: rank for rank, name in enumerate(HEADLINES)}
+    ordered = sorted(summaries, key=lambda name: ranks.get(experiment_of(name), len(ranks)))
+    claims: dict[tuple[str, str], list[Tested]] = {}
+    for name in ordered:
+        for claim in claims_of(summaries[name]):
+            claims.setdefault((claim.text, claim.where), []).append(Tested(claim, name))
+    return claims
 
 
 def rows_of(summaries: Mapping[str, Summary]) -> list[list[str]]:
-    """A row for each claim and split: what and where the paper says it, whether it held, evidence, page."""
+    """A row for each claim: what and where the paper says it, what each split gave, the pages."""
     rows = []
-    for name, summary in summaries.items():
-        same: dict[tuple[str, str, str], list[Claim]] = {}
-        for claim in claims_of(summary):
-            same.setdefault((claim.text, claim.where, claim.split), []).append(claim)
-        for (text, where, split), claims in same.items():
-            evidence = "; ".join(claim.evidence for claim in claims)
-            rows.append([text, where, split, outcome(claims), evidence, f"[{name}](results/{name}.md)"])
+    for (text, where), tests in tested_claims(summaries).items():
+        cells = []
+        for split in SPLITS_BY:
+            own = [one for one in tests if one.claim.split == split]
+            said = [outcome([one.claim for one in own])]
+            said += [f"{one.claim.evidence} ({one.results})" for one in own]
+            cells.append(". ".join(said))
+        pages = ", ".join(f"[{name}](results/{name}.md)" for name in dict.fromkeys(t.results for t in tests))
+        rows.append([text, where, *cells, pages])
+    return rows
+
+
+def tally(summaries: Mapping[str, Summary]) -> str:
+    """How many claims held under each split."""
+    claims, said = tested_claims(summaries), []
+    words = {BY_ROWS: "the paper's split, by rows", BY_SOURCE: "the split by source"}
+    for split, name in words.items():
+        ends = [outcome([t.claim for t in tests if t.claim.split == split]) for tests in claims.values()]
+        known = {word: ends.count(word) for word in ("held", "not held", "not decided", NOT_RUN)}
+        known["held in part"] = len(ends) - sum(known.values())
+        counts = ", ".join(f"{count} {word}" for word, count in known.items() if count)
+        said.append(f"Of {len(ends)} claims under {name}: {counts}.")
+    return "\n".join(said)
+
+
+def reasons_of(summaries: Mapping[str, Summary]) -> list[list[str]]:
+    """A row for each claim that did not hold under a split: why, and what shows it."""
+    rows = []
+    for (text, _), tests in tested_claims(summaries).items():
+        for split in SPLITS_BY:
+            own = [one.claim for one in tests if one.claim.split == split]
+            if not own or all(claim.held is not False for claim in own):
+                continue
+            reason = reason_of(text, split)
+            why, shown_by = (reason.why, reason.shown_by) if reason else (UNKNOWN, "")
+            rows.append([text, split, why, f"[{shown_by}](results/{shown_by}.md)" if shown_by else ""])
     return rows
 
 
 def overview(summaries: Mapping[str, Summary]) -> str:
     """docs/results.md."""
-    rows = rows_of(summaries)
-    counts = {word: sum(row[3] == word for row in rows) for word in ("held", "not held", "not decided")}
-    partly = len(rows) - sum(counts.values())
-    tally = (
-        f"Of {len(rows)} claims {counts['held']} held, {partly} held in part, {counts['not held']} did not "
-        f"hold, and {counts['not decided']} are not decided."
-    )
-    head = ["the paper says", "where", "split by", "here", "evidence", "experiment"]
-    pages = [
-        *([f"[{name}](results/{name}.md)", EXPERIMENTS[name].question] for name in EXPERIMENTS),
-        [
-            f"[{BENCH}](results/{BENCH}.md)",
-            "The plain routers of `amips bench`, with times, on the same data.",
-        ],
+    head = [
+        "the paper says",
+        "where",
+        "the paper's split, by rows",
+        "held-out split, by source",
+        "experiment",
     ]
-    leak, horizon = summaries["leak"].verdict, summaries["horizon"]
-    claimed = {claim.sentence() for claim in claims_of(horizon)}
+    names = [*summaries, BENCH]
+    pages = [[f"[{name}](results/{name}.md)", question_of(name)] for name in names]
     parts = [
         INTRODUCTION,
-        tally,
-        markdown_table(head, rows),
+        tally(summaries),
+        markdown_table(head, rows_of(summaries)),
         "## Why some did not hold",
-        SPLIT,
-        "\n".join(f"> - {sentence}" for sentence in leak),
-        BUDGET,
-        "\n".join(f"> - {sentence}" for sentence in horizon.verdict if sentence not in claimed),
+        markdown_table(["the paper says", "split by", "why", "shown by"], reasons_of(summaries)),
+        "## The paper's ratios, and ours",
+        RATIOS,
+        ratios_table().markdown(),
         "## The experiments",
         markdown_table(["page", "question"], pages),
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def question_of(name: str) -> str:
+    """What results of this name answer."""
+    if name == BENCH:
+        return "The plain routers of `amips bench`, with times, on the same data."
+    regime = ", in the paper's regime and under both splits" if experiment_of(name) != name else ""
+    question = EXPERIMENTS[experiment_of(name)].question
+    return f"{question[:-1]}{regime}{question[-1]}"
+
+
 def page(name: str, summary: Summary) -> str:
     """docs/results/NAME.md: the verdict, tables, figures, and how it was done."""
     parts = [f"# {summary.title}"]
-    parts += [EXPERIMENTS[name].question] if name in EXPERIMENTS else []
+    parts += [question_of(name)] if name != BENCH else []
     parts.append("\n".join(f"- {sentence}" for sentence in summary.verdict))
     for table in summary.tables:
         if table.title != POINTS:
@@ -160,7 +216,12 @@ def page(name: str, summary: Summary) -> str:
 
 def pages() -> dict[Path, str]:
     """The text of every page by its place in the repository, made of the summaries in results/."""
-    summaries = {name: load_summary(RESULTS / name) for name in EXPERIMENTS}
+    names = [name for one in EXPERIMENTS for name in (f"{one}-{REPLICA}", one)]
+    summaries = {
+        name: load_summary(RESULTS / name)
+        for name in names
+        if name in EXPERIMENTS or (RESULTS / name / "summary.json").exists()
+    }
     texts = {PAGES / f"{name}.md": page(name, summary) for name, summary in summaries.items()}
     texts[PAGES / f"{BENCH}.md"] = page(BENCH, load_summary(RESULTS / BENCH))
     return {OVERVIEW: overview(summaries), **texts}

@@ -106,6 +106,9 @@ def compare(routers: Comparison) -> list[Finding]:
                 WHERE,
                 decided(gain.low, gain.high, GAIN),
                 f"{name} (of the {kind}s the best on val): {gain} against the centroids",
+                value=gain.value,
+                low=gain.low,
+                high=gain.high,
             )
         )
         findings.append(_cost_claim(routers, kind, name))
@@ -118,6 +121,9 @@ def compare(routers: Comparison) -> list[Finding]:
                 decided(low, high, NEAR),
                 f"{name} finds {last.metric('recall@1').mean():.1%} at k = {last.run.budget}, 95 % interval "
                 f"{low:.1%} to {high:.1%}",
+                value=float(last.metric("recall@1").mean()),
+                low=low,
+                high=high,
             )
         )
     return findings + _shape_claims(routers)
@@ -136,6 +142,9 @@ def _cost_claim(routers: Comparison, kind: str, name: str) -> Claim:
         WHERE,
         reproduced,
         f"For {LEVEL:.0%} accuracy {name} needs {in_words(ratio, 'FLOPs', 'fewer', 'more')}, ratio {ratio}",
+        value=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
     )
 
 
@@ -172,6 +181,9 @@ def compare_128(routers: Comparison) -> list[Finding]:
             WHERE_128,
             decided(gain.low, gain.high, GAIN),
             f"{name}: {gain} against the centroids",
+            value=gain.value,
+            low=gain.low,
+            high=gain.high,
         )
     )
     if MANY in [run.run.budget for run in by_budget(routers.base)]:
@@ -182,6 +194,9 @@ def compare_128(routers: Comparison) -> list[Finding]:
                 WHERE_128,
                 decided(gain.low, gain.high, -LITTLE),
                 f"{name} with {FEW} cells minus the centroids with {MANY}: {gain}",
+                value=gain.value,
+                low=gain.low,
+                high=gain.high,
             )
         )
     return findings

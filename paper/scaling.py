@@ -139,7 +139,8 @@ def _own_workspace(workspace: Workspace, data: Path, n: int | None, name: str) -
     scale = workspace.scale
     queries = None if scale.queries is None else min(scale.queries, QUERIES)
     own = replace(scale, keys=n, queries=queries, held_out=min(scale.held_out, HELD_OUT))
-    return Workspace(data, own, workspace.out / "scaling" / name, workspace.seed, workspace.progress)
+    place = workspace.out / "scaling" / name
+    return Workspace(data, own, place, workspace.seed, workspace.progress).by(workspace.split_by)
 
 
 def ways_of(task: Task, run: str) -> dict[str, list[System]]:

@@ -98,7 +98,7 @@ def runner_of(workspace: Workspace, task: Task, folder: str, **options: Any) -> 
     Its builder keeps cells and routers with the workspace, so that experiments share them.
     """
     about = {"kind": "results", "keys": task.fingerprint, "experiment": folder, "seed": workspace.seed}
-    store = ResultsStore(workspace.out / folder, about)
+    store = ResultsStore(workspace.results(folder), about)
     smoke = workspace.scale.name == "smoke"
     options = {"minutes": workspace.scale.router_minutes, **options}
     settings = Settings(

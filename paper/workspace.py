@@ -5,6 +5,7 @@ out/
   EXPERIMENT/    summary.json, table.md, figures, and raw runs where an experiment searches
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,13 +19,16 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from amips import label, train
+from amips.cells import Cells, kmeans
 from amips.errors import AmipsError, ResultsError, TrainingInterrupted
 from amips.files import begin_output, partial
 from amips.nets import KeyNet, Model, Recipe, SupportNet, recipe_named
-from amips.task import Task
-from amips.vectors import Vectors, open_vectors, row_norms
+from amips.task import BY_ROWS, BY_SOURCE, Task
+from amips.vectors import Vectors, first_equal, open_vectors, row_norms
+from paper.pool import COPIES, Pool, draw_pool, pool_view, write_rows
 
 SETTINGS = "settings.json"
+SPLITS_BY = (BY_ROWS, BY_SOURCE)  # the paper's first
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,9 @@ class Scale:
 SCALES = {
     "smoke": Scale("smoke", 1500, 2000, 200, 1, None, 4096, "default", ("XS",), 2, 0.02),
     "small": Scale("small", 100_000, 200_000, 2000, 0, 1.5, None, "default", ("XS", "S"), 3, 0.75),
-    # The paper's ratios (parameters and samples for each source query), not its sizes: see paper/README.md.
+    # The paper's ratios (parameters and samples for each source query), not its sizes: see paper/ratios.py.
     "replica": Scale(
-        "replica", 100_000, 20_000, 1000, 32, None, 13_600_000, "default", ("XS",), 3, 0.75, sources=3000
+        "replica", 20_000, 20_000, 1000, 32, None, 150_000, "default", ("S",), 3, 0.2, sources=300
     ),
     "full": Scale("full", None, None, 1000, 4, None, 1_000_000_000, "paper", ("XS", "S", "M", "L"), 10, 30.0),
 }
@@ -80,6 +84,8 @@ class Workspace:
         self.scale, self.seed, self.progress = scale, seed, progress
         self.data, self.out = Path(data), Path(out)
         self.also = [Path(other) for other in also]  # data of other encoders, for `encoders`
+        self.split_by = BY_SOURCE  # how queries are held out; `by` changes it
+        self._trained_on: dict[Path, Task] = {}  # of tasks with two splits the one that networks learn from
         self.work = self.out / "work"
         self._sources = {name: find(self.data, name) for name in ("keys", "queries")}
         self._check_place()
@@ -135,8 +141,63 @@ class Workspace:
         split[order[:size]], split[order[size : 2 * size]] = "test", "val"
         return split
 
+    def by(self, split: str) -> "Workspace":
+        """The same place, with queries held out by "source", or by "rows", as in the paper."""
+        if split not in SPLITS_BY:
+            raise AmipsError(f"split={split!r}: expected one of {' '.join(SPLITS_BY)}")
+        other = copy.copy(self)
+        other.split_by = split
+        return other
+
+    def results(self, name: str) -> Path:
+        """Where an experiment stores its runs: a place for each split."""
+        return self.out / (name if self.split_by == BY_SOURCE else f"{name}-by-{self.split_by}")
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The rows that both splits are made of."""
+        scale = self.scale
+        copies = max(COPIES, scale.copies)
+        # Half as many rows as the scale has training queries: labelling them is most of the work.
+        most = None if scale.queries is None else max(1, scale.queries // 2 // (1 + copies))
+        distinct = np.flatnonzero(first_equal(self.queries) == np.arange(self.queries.n))
+        sources = most if scale.sources is None else scale.sources
+        return draw_pool(distinct, self.split[distinct], copies, scale.held_out, sources, self.seed)
+
+    def pool_tasks(self, cells: int = 1, **options: Any) -> dict[str, Task]:
+        """A task of the pool's rows, labelled once, as each split sees it."""
+        rows = write_rows(self.work / "pool.npy", self.queries, self.pool, self.seed)
+        runs = int(options.pop("runs", 1))
+        partition = self._cells(cells, runs) if cells > 1 else 1
+        settings = {"cell_targets": cells > 1, "k": 10, "seed": self.seed, **options, "copies": 0}
+        task = label(
+            self.keys,
+            rows,
+            out=self.work / f"task-pool-{cells}-{_digest({**settings, 'runs': runs})}",
+            cells=partition,
+            query_aware=0.0,
+            split=self.pool.role,
+            progress=self.progress,
+            **settings,
+        )
+        views = {split: pool_view(task, self.pool, split) for split in SPLITS_BY}
+        self._trained_on[task.path] = views[BY_ROWS]
+        return views
+
+    def _cells(self, count: int, runs: int) -> Cells:
+        """k-means on all keys, as in the paper; the most even of several runs."""
+        path = self.work / f"cells-{count}-{runs}.npz"
+        if not path.exists():
+            cells = kmeans(self.keys, count, runs=runs, points=self.keys.n, seed=self.seed)
+            with partial(path) as temporary, temporary.open("wb") as f:
+                np.savez(f, assignment=cells.assignment, centroids=cells.centroids)
+        with np.load(path) as stored:
+            return Cells(stored["assignment"], stored["centroids"])
+
     def task(self, cells: int = 1, **options: Any) -> Task:
         """A task of this data over plain cells, with targets for each cell; other options as for `label`."""
+        if self.split_by == BY_ROWS or self.scale.sources is not None:
+            return self.pool_tasks(cells, **options)[self.split_by]
         settings = {
             "query_aware": 0.0,
             "cell_targets": cells > 1,
@@ -169,10 +230,13 @@ class Workspace:
     ) -> Model:
         """A network trained on a task for `portion` of the scale's budget; an unfinished run continues.
 
+        Of a pool there is one network for both splits: their training rows are the same, and nothing is
+        chosen on val.
+
         Args:
             recipe: that of the scale if None.
         """
-        scale = self.scale
+        scale, task = self.scale, self._trained_on.get(task.path, task)
         minutes = None if scale.minutes is None else scale.minutes * portion
         samples = None if scale.samples is None else max(1, round(scale.samples * portion))
         try:
