@@ -121,6 +121,7 @@ def _task(path: Path) -> None:
     facts += [("unit norm", "yes" if task.facts["unit_norm"] else "no")]
     facts += [(f"{split} queries", f"{len(getattr(task, split)):,}") for split in SPLITS]
     facts += [("split by", "rows: held-out ones have relatives in train")] if task.shares_sources else []
+    facts += [("split by", "time: held-out rows are the last of the log")] if task.by_time else []
     facts += [("top keys a query", f"{task.train.top_ids.shape[1]}")]
     facts += [("targets of each cell", "yes" if task.has_cell_targets else "no")]
     _print_facts("task", path, [*facts, ("keys SHA-256", task.fingerprint[:16])])
