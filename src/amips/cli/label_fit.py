@@ -94,6 +94,13 @@ def label(
     type=click.Choice(["cells", "graph"]),
     help="How keys are found.  [default: the cheaper of both]",
 )
+@click.option(
+    "--order",
+    type=click.Choice(["time"]),
+    help="time: QUERIES are a log in the order of time. What comes again counts as often as it comes, and "
+    "the last part is held out; a memory of the log is used where it pays.  [default: equal queries count "
+    "once]",
+)
 @click.option("--ids", help=IDS_HELP)
 @click.option("--seed", default=0)
 @click.option("--quiet", is_flag=True, help="Print nothing.")
