@@ -156,7 +156,13 @@ class MemorySearcher:
             if isinstance(self.index, GraphSearcher):
                 return self.index.search(x, k, margin=point.margin)
             return self.index.search_one(x, k, effort_of(point))
-        scores, ids = self._score(v, candidates, k)
+        keys = self.store.keys
+        if keys is None:
+            scores, ids = self._score(v, candidates, k)
+        else:
+            true = keys[candidates[0]] @ v[0]
+            order = np.lexsort((candidates[0], -true))[:k]
+            scores, ids = true[None, order], candidates[:, order]
         if exponent:
             scores = restore_norms(scores, np.array([exponent], np.int32))
         return scores, labelled(ids, self.labels)
