@@ -152,6 +152,10 @@ class TestSearching:
         with pytest.raises(amips.AmipsError, match="recall=2"):
             index.search(x[:2], recall=2)
         assert index.search(x[:0])[1].shape == (0, 10)
+        other = {"probes": 3} if index.design.structure == "graph" else {"margin": 0.2}
+        for call in (index.search, index.cost):
+            with pytest.raises(amips.AmipsError, match="this index"):
+                call(x[:2], **other)
 
     def test_it_can_be_sent_to_another_process(self, index, traffic):
         x = np.asarray(traffic[0].test.queries)[:20]

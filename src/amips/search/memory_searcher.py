@@ -16,6 +16,7 @@ from amips.arguments import check_whole
 from amips.blas import one_thread
 from amips.blas import threads as limit_threads
 from amips.design import Design
+from amips.errors import AmipsError
 from amips.index import GraphStore, score_candidates
 from amips.metrics import TOP
 from amips.search.cost import Cost
@@ -212,10 +213,12 @@ class MemorySearcher:
         """FLOPs of each query, the look-up included; keys that were scored, and cells or nodes visited."""
         k = checked_k(k)
         point = self._point(recall, k, best_effort, (margin, probes, min_mass))
+        if margin is not None and isinstance(self.index, Searcher):
+            raise AmipsError("this index has cells, not a graph: give recall, probes or min_mass")
         if point is None:
             efforts = {"margin": margin, "probes": probes, "min_mass": min_mass}
-            given: Any = {name: value for name, value in efforts.items() if value is not None}
-            return self.index.cost(x, k, recall=recall, best_effort=best_effort, **given)
+            effort: Any = {name: value for name, value in efforts.items() if value is not None}
+            return self.index.cost(x, k, recall=recall, best_effort=best_effort, **effort)
         return self.cost_with(checked_queries(x, self.d)[0], k, point)
 
     def cost_with(self, x: Floats, k: int, point: Point) -> Cost:
