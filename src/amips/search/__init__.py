@@ -25,7 +25,7 @@ from amips.search.measuring import (
     measure_masses,
 )
 from amips.search.memory import DIMENSIONS, Memory
-from amips.search.memory_measuring import measure_index, with_memory
+from amips.search.memory_measuring import measure_index, measure_memory, with_memory
 from amips.search.memory_searcher import Index, MemorySearcher, plain_index, with_facts
 from amips.search.points import (
     Point,
@@ -86,6 +86,7 @@ __all__ = [
     "measure_index",
     "measure_margins",
     "measure_masses",
+    "measure_memory",
     "plain_index",
     "point_for",
     "ranked",

@@ -91,11 +91,15 @@ def measure_index(index: Index, split: Split) -> list[Point]:
         return measure_margins(index, split)
     if isinstance(index, Searcher):
         return measure_masses(index, split)
-    answers, inner = Answers.of(index.memory, split), index.index
+    return [*measure_index(index.index, split), *measure_memory(index, split)]
+
+
+def measure_memory(index: MemorySearcher, split: Split) -> list[Point]:
+    """Recall and cost on a split with the memory in place, at the points that were measured with it."""
+    answers = Answers.of(index.memory, split)
     efforts = [point for point in index.points if point.recognised]
-    searched = [_searched(inner, split, point) for point in efforts]
-    points = [_point(*one, index.memory, answers, split, 1) for one in searched]
-    return [*measure_index(inner, split), *points]
+    searched = [_searched(index.index, split, point) for point in efforts]
+    return [_point(*one, index.memory, answers, split, 1) for one in searched]
 
 
 Searched = tuple[Point, NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64], float]
