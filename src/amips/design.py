@@ -29,6 +29,7 @@ RouterSpec = Linear | MaxAffine | SupportNet | KeyNet
 OWN = "own"  # a router that was brought along: any object with `scores(x)`
 LINEAR, RECIPE = Linear(), Recipe()  # frozen, so that designs can share them
 MOST_DEGREE = 1024
+MEMORY, MOST_MEMORY = 64, 4096  # top keys of a logged query: what is usual, and the most
 SPILL_FRACTION = 0.5  # of the keys that get a second cell, where nothing else is known
 
 # The fields that each part of an index depends on. Second cells are where the router sends queries.
@@ -66,6 +67,8 @@ class Design:
         dimensions: of lean storage.
         structure: how keys are found: in "cells" that a router chooses, or along the edges of a "graph".
         degree: neighbours of a key in a graph; 0 for cells.
+        memory: top keys that are stored for each logged query, with which the index answers queries that it
+            recognises (`amips.search.memory`); 0 for no memory.
     """
 
     cells: int
@@ -78,6 +81,7 @@ class Design:
     dimensions: int | None = None
     structure: Structure = "cells"
     degree: int = 0
+    memory: int = 0
 
     def __post_init__(self) -> None:
         for name, choices in {"storage": Storage, "stop": Stop, "structure": Structure}.items():
@@ -86,6 +90,7 @@ class Design:
         if self.query_aware is not None:
             what = "None for given cells, or a number"
             values["query_aware"] = check_number("query_aware", self.query_aware, least=0, what=what)
+        values["memory"] = check_whole("memory", self.memory, 0, MOST_MEMORY)
         values["spill_fraction"] = checked_fraction(self.spill_fraction)
         if self.recipe is not None and not isinstance(self.recipe, Recipe):
             raise refused("recipe", self.recipe, "a Recipe, or None for an untrained router")
@@ -149,7 +154,7 @@ class Design:
     def learned(self) -> bool:
         """Whether anything in it comes from queries."""
         if self.structure == "graph":
-            return bool(self.query_aware) or self.storage == "lean"
+            return bool(self.query_aware) or self.storage == "lean" or bool(self.memory)
         return self != Design.plain(self.cells, self.storage, self.dimensions)
 
     def to_json(self) -> dict[str, Any]:
@@ -227,6 +232,8 @@ class Design:
         """All of it in one line, for people; of the router and its recipe, what is not as by default."""
         lean = f" in {self.dimensions} dimensions" if self.dimensions is not None else ""
         stored = f"{self.storage} storage{lean}"
+        if self.memory:
+            stored += f"; a memory of the log with {self.memory} top keys a query"
         if self.structure == "graph":
             source = "keys and log" if self.query_aware else "keys alone"
             begin = f"{self.cells:,} {'entry' if self.cells == 1 else 'entries'}"

@@ -16,6 +16,7 @@ import tempfile
 import time
 import warnings
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from amips.bench import ResultsStore, System, bench, load_summary, write_page
 from amips.cli import cli
 from amips.design import Design
 from amips.nets import load_model, read_run_log
+from amips.search import Memory, MemorySearcher
 from amips.task import load_task
 from amips.text import Asker, Embedded, Text, attach, embed
 from chaos.mutations import mutate, reseal
@@ -92,6 +94,22 @@ class GraphBundle(Bundle):
         ids = [f"key {i}" for i in range(N)] if labelled else None
         amips.build(small_task(None), structure="graph", storage=storage, ids=ids, out=place, **options)
         self.x = vectors(6, 2)
+
+
+class MemoryBundle(Bundle):
+    """Bundles of graphs with a memory of the log, which answers half of the queries."""
+
+    efforts = GraphBundle.efforts
+
+    def __init__(self, place, storage):
+        task = small_task(None)
+        index = amips.build(task, structure="graph", storage=storage)
+        self.x = vectors(6, 2)
+        logged = np.concatenate([self.x[:3], vectors(20, 3)])
+        top = np.random.default_rng(0).integers(N, size=(23, 6))
+        memory = Memory.build(logged, top, np.eye(D, dtype=np.float32)[:4], 0).with_gate(0.999)
+        points = [replace(point, recognised=0.5, flops=point.flops / 2) for point in index.points]
+        MemorySearcher(index, memory, [*index.points, *points]).save(place)
 
 
 class TaskKind:
@@ -209,6 +227,8 @@ def kind_of(name, place, task):
     """The object that makes a good directory at `place` and uses a damaged one."""
     if name.startswith("bundle"):
         _, storage, *more = name.split("-")
+        if "memory" in more:
+            return MemoryBundle(place, storage)
         if "graph" in more:
             return GraphBundle(place, storage, "ids" in more)
         return Bundle(place, storage, "spill" in more, "ids" in more)
@@ -332,7 +352,7 @@ def test_a_file_elsewhere_is_seen(tmp_path, name, seen):
 
 
 KINDS = ("flat", "flat-spill-ids", "sq8", "pq-spill", "lean-ids", "lean-spill")
-BUNDLES = [f"bundle-{kind}" for kind in (*KINDS, "flat-graph", "sq8-graph-ids", "lean-graph")]
+BUNDLES = [f"bundle-{kind}" for kind in (*KINDS, "flat-graph", "sq8-graph-ids", "lean-graph", "flat-memory")]
 
 
 @pytest.mark.slow

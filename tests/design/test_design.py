@@ -76,6 +76,7 @@ def test_every_field_counts(name):
         "spill_fraction": 0.25,
         "storage": "flat",
         "dimensions": 48,
+        "memory": 64,
     }
     change = {name: others[name], **({"dimensions": None} if name == "storage" else {})}
     other = replace(design, **change)
@@ -218,3 +219,19 @@ class TestGraph:
             replace(Design.graph(dimensions=8), **change)
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_a_memory_is_part_of_a_design():
+    plain = Design.graph(dimensions=16)
+    remembering = replace(plain, memory=64)
+    assert Design.from_json(json.loads(json.dumps(remembering.to_json()))) == remembering
+    assert remembering.describe() == f"{plain.describe()}; a memory of the log with 64 top keys a query"
+    assert remembering.fingerprint() != plain.fingerprint()
+    assert remembering.part("graph") == plain.part("graph")  # the graph behind it is the same
+    assert replace(Design.graph(learned=False, storage="flat"), memory=1).learned
+    assert replace(Design.plain(8), memory=1).learned
+    old = {name: value for name, value in plain.to_json().items() if name != "memory"}
+    assert Design.from_json(old) == plain  # of a bundle from before there was one
+    for wrong in (-1, 1.5, "64", 5000, None):
+        with pytest.raises(amips.AmipsError, match="memory="):
+            replace(plain, memory=wrong)

@@ -806,6 +806,50 @@ class TestDefaults:
         assert amips.task.load_task(task.path).fingerprints == task.fingerprints
 
 
+class TestSplitByTime:
+    """Traffic: rows as they came, what comes again is kept, the last are held out."""
+
+    def log(self, world):
+        keys, queries = world
+        rows = np.random.default_rng(5).integers(len(queries) // 3, size=len(queries))
+        return keys, queries[rows]
+
+    def make(self, world, out, **options):
+        return amips.label(*self.log(world), split="time", cells=1, val=60, test=50, k=5, out=out, **options)
+
+    def test_parts_of_the_log_in_order_with_what_comes_again(self, world, tmp_path):
+        task, (_, log) = self.make(world, tmp_path / "t"), self.log(world)
+        m = len(log)
+        np.testing.assert_array_equal(task.train.source, np.arange(m - 110))
+        np.testing.assert_array_equal(task.val.source, np.arange(m - 110, m - 50))
+        np.testing.assert_array_equal(task.test.source, np.arange(m - 50, m))
+        unit = log / np.linalg.norm(log, axis=1, keepdims=True)
+        for split in (task.train, task.val, task.test):
+            np.testing.assert_allclose(np.asarray(split.queries), unit[split.source], atol=1e-6)
+        known = {row.tobytes() for row in np.asarray(task.train.queries)}
+        assert np.mean([row.tobytes() in known for row in np.asarray(task.test.queries)]) > 0.5
+        assert task.facts["duplicate_queries"] > m / 2
+
+    def test_the_task_says_so_and_loads(self, world, tmp_path):
+        task = self.make(world, tmp_path / "t")
+        assert task.by_time
+        assert not task.shares_sources
+        assert "the last of the log" in repr(task)
+        assert amips.task.load_task(tmp_path / "t", verify=True).by_time
+        with pytest.raises(TaskError, match="other inputs"):
+            amips.label(*self.log(world), cells=1, val=60, test=50, k=5, out=tmp_path / "t")
+
+    def test_what_comes_again_weighs_as_it_occurs(self, world, tmp_path):
+        keys, queries = world
+        log = np.concatenate([np.repeat(queries[:1], 90, axis=0), queries[:10]])
+        task = amips.label(keys, log, split="time", cells=1, k=1)
+        assert (len(task.train), len(task.val), len(task.test)) == (60, 20, 20)  # fifths of the rows
+
+    def test_too_short_a_log_is_refused(self, world):
+        with pytest.raises(VectorError, match="4 queries are too few to hold out 2 for val and 2 for test"):
+            amips.label(world[0], world[1][:4], split="time", cells=1, val=2, test=2)
+
+
 class TestSplitByRows:
     """The paper's way: noise first, then rows at random."""
 

@@ -250,6 +250,10 @@ def _split(task: Task) -> str:
         return (
             "The split is by rows, after noise was added: test queries have relatives that were trained on."
         )
+    if task.by_time:
+        return (
+            "The split is by time: test queries are the last of the log, those that came before among them."
+        )
     return "The split is by source query, before noise is added."
 
 

@@ -69,6 +69,8 @@ class System:
     def _check_cells(self) -> None:
         if self.design is None:
             raise AmipsError("system: give a design, a backend, or both")
+        if self.design.memory:
+            raise AmipsError("system: a bench asks every query once: give a design without a memory")
         if self.run and self.graph:
             raise AmipsError("system: a graph has no cells that a model could choose: leave the run out")
         if self.settings:

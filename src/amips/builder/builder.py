@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from amips.builder.graphs import graph_searcher, resolved_graph
 from amips.builder.kept_files import cached, read_arrays
+from amips.builder.memories import remembering
 from amips.builder.reduced import fewest_dimensions
 from amips.cells import ITERATIONS, Cells, fingerprint_of, make_cells
 from amips.design import OWN, Design, RouterSpec
@@ -32,6 +33,7 @@ from amips.nets import DEFAULT_MINUTES, Linear, MaxAffine, Model, initial_model
 from amips.routers import check_fits, router_for
 from amips.scratch import Scratch
 from amips.search import (
+    GraphSearcher,
     Index,
     Searcher,
     calibrated,
@@ -108,6 +110,12 @@ class Builder:
             check_graph_size(n, design.dimensions)
         if design.cells > n:
             raise AmipsError(f"cells={design.cells}: there are only {n:,} keys")
+        stored = self.task.train.top_ids.shape[1]
+        if min(design.memory, n) > stored:
+            raise AmipsError(
+                f"memory={design.memory}: the task has {stored} top keys of each query; "
+                f"label with k={design.memory} (-k)"
+            )
         rank = design.router.rank_for(d) if isinstance(design.router, Linear | MaxAffine) else 0
         if max(rank, design.dimensions or 0) > d:
             raise AmipsError(f"{design!r}: there are only {d} dimensions")
@@ -255,13 +263,21 @@ class Builder:
             except BundleError as problem:
                 raise BundleError(f"{problem}; delete {bundle}") from None
         index: Index
-        if design.structure == "graph":
+        if design.memory:
+            plain = self.index(replace(design, memory=0), model, second=second)
+            assert isinstance(plain, Searcher | GraphSearcher)
+            index = self.with_memory(plain, design.memory)
+        elif design.structure == "graph":
             index = calibrated_graph(graph_searcher(self, design), self.task.val, self.recall)
         else:
             index = calibrated(self.searcher(design, model, second=second), self.task.val, self.recall)
         if own:
             save(index, bundle)
         return index
+
+    def with_memory(self, index: Searcher | GraphSearcher, depth: int) -> Index:
+        """The index with a memory of so many top keys of each training query, if that pays on val."""
+        return remembering(self, index, depth)
 
 
 def at_start(model: Any) -> bool:

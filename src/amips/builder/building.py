@@ -13,7 +13,7 @@ from amips.errors import AmipsError, RunError
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES, Model, Recipe, is_unfinished_run, load_model, spec_of
 from amips.resources import plain_resource_errors
-from amips.search import Index, check_bundle_place, check_labels, checked_second, save
+from amips.search import Index, check_bundle_place, check_labels, checked_second, save, with_facts
 from amips.task import Task, load_task
 
 
@@ -106,7 +106,7 @@ def build(
         if dimensions is not None and storage is None:
             fields_of_design["storage"] = "lean"
         design = default_design(task, model, builder=builder, **fields_of_design)
-    index = replace(builder.index(design, model, second=second), labels=labels)
+    index = with_facts(builder.index(design, model, second=second), labels=labels)
     if out is not None:
         save(index, out)
     return index

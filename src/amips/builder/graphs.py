@@ -13,7 +13,7 @@ from amips.builder.reduced import fewest_dimensions
 from amips.design import Design, GraphStorage
 from amips.errors import AmipsError, RunError
 from amips.files import remove_directory
-from amips.graph import ENTRIES, Graph, make_graph, near_lists
+from amips.graph import ENTRIES, LOG_DEPTH, Graph, make_graph, near_lists
 from amips.index import FEWEST_KEYS, MOST_VALUES, GraphStore
 from amips.lean import STEP, Projection
 from amips.locks import locked
@@ -69,7 +69,7 @@ def graph_searcher(builder: "Builder", design: Design) -> GraphSearcher:
     graph = cached(
         builder.directory / name, lambda: _graph_of(builder, design, projection), _write_graph, read
     )
-    wanted = np.asarray(task.train.top_ids) if design.query_aware else None
+    wanted = np.asarray(task.train.top_ids[:, :LOG_DEPTH]) if design.query_aware else None
     storage = cast(GraphStorage, design.storage)
     store = GraphStore.build(task.key_vectors, graph, storage, projection, wanted)
     return GraphSearcher(store, fingerprint=task.fingerprint, design=design)

@@ -23,7 +23,7 @@ from amips.cli.options import (
 from amips.files import read_json
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES
-from amips.search import GraphSearcher, Searcher, measure
+from amips.search import GraphSearcher, Searcher, measure, plain_index
 from amips.tables import text_table
 from amips.task import Task, load_task
 from amips.terminal import one_line
@@ -147,7 +147,7 @@ def search(
     if x.d != searcher.d:
         raise amips.VectorError(f"{x.name} has dimension {x.d}, {bundle} needs {searcher.d}")
     options = {name: value for name, value in options.items() if value is not None}
-    if "margin" in options and not isinstance(searcher, GraphSearcher):
+    if "margin" in options and not isinstance(plain_index(searcher), GraphSearcher):
         raise amips.AmipsError(f"--margin is of a graph; {bundle} has cells: give --recall or --probes")
     if (
         sys.stderr.isatty()
@@ -196,8 +196,6 @@ def audit(
     notices.
     """
     index: Any = amips.load(bundle, mmap=mmap, trusted=list(trusted) or None)
-    if not isinstance(index, Searcher | GraphSearcher):
-        raise amips.AmipsError(f"{bundle} wraps a FAISS index, which keeps the keys: it cannot be audited")
     result = index.audit(queries, **options)
     echo(json.dumps(result.to_json()) if as_json else str(result))
     if adopt:
@@ -241,7 +239,7 @@ def ask(
         body = " ".join(hit.text.text.split())
         echo(f"{place}. {hit.score:.3f}  {one_line(hit.text.title or hit.text.id)}")
         echo(f"   {body[:200]}{'...' if len(body) > 200 else ''}")
-    where = "keys visited" if isinstance(asker.index, GraphSearcher) else "probes"
+    where = "keys visited" if isinstance(plain_index(asker.index), GraphSearcher) else "probes"
     echo(f"\n{answer.scanned:,} of {answer.n:,} keys scanned, {answer.probes} {where}")
     if compare:
         efforts = asker.compare(question, k)

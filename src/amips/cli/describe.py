@@ -12,7 +12,7 @@ from amips.arguments import check_recall, check_whole
 from amips.cli.options import TRUSTED_HELP, cli, echo, path, points_table, print_summary
 from amips.files import manifest_kinds
 from amips.nets import DESCRIPTION, load_model
-from amips.search import Index, Point, Searcher, read_bundle
+from amips.search import GraphSearcher, Index, MemorySearcher, Point, Searcher, plain_index, read_bundle
 from amips.signing import Trusted
 from amips.task import SPLITS, TaskStore, load_task
 from amips.terminal import one_line
@@ -67,16 +67,21 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
             raise amips.AmipsError(f"{path} was put together by hand: it has no design")
         echo(json.dumps(index.design.to_json(), indent=1))
         return None
-    words = _words(index) if index.design is None else index.design.describe()
+    words = _words(plain_index(index)) if index.design is None else index.design.describe()
     facts = [("keys", f"{index.n:,}"), ("dimension", f"{index.d}"), ("design", words)]
     if index.target_recall is not None:
         facts.append(("serves recall@10", f"{index.target_recall:g}"))
     if index.spilled:
         facts.append(("keys in a second cell", f"{index.spilled:,}"))
-    if isinstance(index, Searcher):
-        facts.append(("routing FLOPs", f"{index.router.flops:,}"))
+    plain = plain_index(index)
+    if isinstance(plain, Searcher):
+        facts.append(("routing FLOPs", f"{plain.router.flops:,}"))
     else:
         facts.append(("walked by", "compiled code" if native.compiled is not None else "numpy"))
+    if isinstance(index, MemorySearcher):
+        memory = index.memory
+        words = f"{len(memory.logged):,} logged queries with {memory.depth} top keys each"
+        facts.append(("memory", f"{words}; recognised from a cosine of {memory.gate:.3f} on"))
     facts.append(("keys SHA-256", index.fingerprint[:16]))
     _print_facts("bundle", path, facts)
     if index.report is not None:
@@ -85,7 +90,7 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
     return None
 
 
-def _words(index: Index) -> str:
+def _words(index: Searcher | GraphSearcher) -> str:
     if not isinstance(index, Searcher):
         return f"a graph of {index.c:,} entries; {index.store.storage} storage"
     return f"{index.c:,} cells; routed by {index.router.name}; {index.store.storage} storage"
@@ -121,6 +126,7 @@ def _task(path: Path) -> None:
     facts += [("unit norm", "yes" if task.facts["unit_norm"] else "no")]
     facts += [(f"{split} queries", f"{len(getattr(task, split)):,}") for split in SPLITS]
     facts += [("split by", "rows: held-out ones have relatives in train")] if task.shares_sources else []
+    facts += [("split by", "time: held-out rows are the last of the log")] if task.by_time else []
     facts += [("top keys a query", f"{task.train.top_ids.shape[1]}")]
     facts += [("targets of each cell", "yes" if task.has_cell_targets else "no")]
     _print_facts("task", path, [*facts, ("keys SHA-256", task.fingerprint[:16])])

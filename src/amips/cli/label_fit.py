@@ -10,7 +10,7 @@ from amips.cli.options import IDS_HELP, cli, echo, output, size
 from amips.fitting import FIT_MINUTES
 from amips.metrics import TARGET_RECALL
 from amips.tables import text_table
-from amips.task import BY_ROWS, BY_SOURCE, SPLITS
+from amips.task import BY_ROWS, BY_SOURCE, BY_TIME, SPLITS
 from amips.vectors import read_ids
 
 
@@ -33,8 +33,9 @@ from amips.vectors import read_ids
 @click.option("--test", type=int, help="Distinct queries for reporting.  [default: 1000, a fifth at most]")
 @click.option(
     "--split",
-    help="rows: make copies first and split them, as the paper does. Or a file with train, val or test for "
-    "each query: .npy, FILE.parquet:COLUMN, text.  [default: source]",
+    help="time: keep what comes again and hold out the last of the log. rows: make copies first and split "
+    "them, as the paper does. Or a file with train, val or test for each query: .npy, FILE.parquet:COLUMN, "
+    "text.  [default: source]",
 )
 @click.option("-k", default=10, help="Top keys to store for each query.")
 @click.option(
@@ -56,12 +57,14 @@ def label(
     """
     options |= {"spherical": not plain, "zero": "keep" if keep_zero else "error"}
     if split is not None:
-        options["split"] = split if split in (BY_SOURCE, BY_ROWS) else read_ids(split, unique=False)
+        options["split"] = split if split in (BY_SOURCE, BY_ROWS, BY_TIME) else read_ids(split, unique=False)
     task = amips.label(keys, queries, out=out, progress=True, **options)
     rows = [[name, f"{len(getattr(task, name)):,}"] for name in SPLITS]
     echo(f"{task.path}: {task.n:,} keys, d = {task.d}, {task.c:,} cells")
     echo(f"imbalance {task.cells.imbalance:.2f}, duplicate queries {task.facts['duplicate_queries']:,}")
     echo(text_table(["queries", "rows"], rows))
+    if task.by_time:
+        echo("held-out rows are the last of the log; queries that came before are kept among them")
     if task.shares_sources:
         echo("held-out rows have relatives in train: this measures memory of the log, not new queries")
 
@@ -91,6 +94,13 @@ def label(
     "--structure",
     type=click.Choice(["cells", "graph"]),
     help="How keys are found.  [default: the cheaper of both]",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["time"]),
+    help="time: QUERIES are a log in the order of time. What comes again counts as often as it comes, and "
+    "the last part is held out; a memory of the log is used where it pays.  [default: equal queries count "
+    "once]",
 )
 @click.option("--ids", help=IDS_HELP)
 @click.option("--seed", default=0)

@@ -95,7 +95,7 @@ def plain_warnings() -> Iterator[None]:
 def points_table(points: Sequence[Point], n: int, d: int) -> str:
     """Operating points of n keys, from cheap to dear: those whose recall@10 no cheaper one has."""
     cost, recall = (np.array([getattr(point, name) for point in points]) for name in ("flops", "recall10"))
-    graph = any(p.margin for p in points)
+    graph, remembers = any(p.margin for p in points), any(p.recognised for p in points)
     rows = [
         [
             f"{p.probes}",
@@ -104,11 +104,13 @@ def points_table(points: Sequence[Point], n: int, d: int) -> str:
             *(f"{value:.3f}" for value in (p.recall1, p.recall10, p.recall_assured(TOP))),
             f"{p.scanned:.2%}",
             f"{p.flops / (2 * n * d):.2%}",
+            *([f"{p.recognised:.1%}" if p.recognised else ""] if remembers else []),
         ]
         for p in (points[i] for i in front(cost, recall))
     ]
     effort = ["visited", "margin"] if graph else ["probes", "min mass"]
     head = [*effort, "candidates", "recall@1", "recall@10", "95 % sure", "keys scanned", "FLOPs"]
+    head += ["recognised"] if remembers else []
     return text_table(head, rows)
 
 

@@ -15,13 +15,13 @@ from amips.exact import check_device
 from amips.extras import needs_extra
 from amips.files import remove_partials
 from amips.fitting.fitting import Fitting
-from amips.fitting.settings import FIT_MINUTES, Settings
+from amips.fitting.settings import FIT_MINUTES, Order, Settings
 from amips.index import check_enough_keys
 from amips.locks import locked
 from amips.metrics import TARGET_RECALL
 from amips.resources import plain_resource_errors
 from amips.scratch import Scratch
-from amips.search import Index, Objective, check_bundle_place, check_labels, save
+from amips.search import Index, Objective, check_bundle_place, check_labels, save, with_facts
 from amips.vectors import inspect, open_vectors
 
 LOCK = ".lock"
@@ -40,6 +40,7 @@ def fit(
     storage: Storage | None = None,
     spill_fraction: float | None = None,
     structure: Structure | None = None,
+    order: Order | None = None,
     ids: Any = None,
     seed: int = 0,
     device: str | None = None,
@@ -69,6 +70,9 @@ def fit(
             none.
         structure: "cells" or "graph"; the cheaper of both when not given. `cells`, `spill_fraction` and
             storage "pq" are of cells only.
+        order: "time" if the queries are a log in the order of time: what comes again then counts as often as
+            it comes, the last part of the log is held out, and a memory of the log is put in front of the
+            index where that makes it cheaper. Otherwise queries that are equal count once.
         ids: what to return for each key instead of 0..n-1.
         device: where queries are labelled and routers trained, "cuda" for example; by default the former
             is done by numpy, on the CPU, and the latter as `train` does it.
@@ -82,6 +86,7 @@ def fit(
         None if storage is None else check_choice("storage", storage, Storage),
         None if spill_fraction is None else checked_fraction(spill_fraction),
         None if structure is None else check_choice("structure", structure, Structure),
+        None if order is None else check_choice("order", order, Order),
         check_seed(seed),
     )
     settings = _with_structure(settings)
@@ -106,13 +111,13 @@ def fit(
         scratch = Scratch("amips-fit-")
         fitting = Fitting(scratch.path / name, settings, quiet, device)
         try:
-            return replace(fitting.run(keys, queries), labels=labels)
+            return with_facts(fitting.run(keys, queries), labels=labels)
         finally:
             scratch.remove()
     out = Path(out).resolve()
     with _alone(out) as work:
         fitting = Fitting(work / name, settings, quiet, device)
-        index = replace(fitting.run(keys, queries), labels=labels)
+        index = with_facts(fitting.run(keys, queries), labels=labels)
         save(index, out)
         fitting.remove()
         fitting.say(f"saved {out}")

@@ -6,6 +6,7 @@
     the best three of these, with second cells            ... with the best fraction, or none
     the best three of these, built                        measured cost on val: FLOPs or time
     a graph, where there are some thousand keys           ... the same
+    the best of all, with a memory of the log             ... the same, if the log is in the order of time
 
 At every step cells, router, second cells and storage are judged together. Everything is chosen on the val
 queries; the test queries are looked at once, to say what was gained.
@@ -19,18 +20,28 @@ from typing import cast
 
 import numpy as np
 
-from amips import exact, native
+from amips import native
 from amips.builder import Builder, at_start, graph_design
 from amips.cells import POINTS_PER_CELL
-from amips.design import OWN, Design, GraphStorage
+from amips.design import MEMORY, OWN, Design, GraphStorage
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, remove_directory, write_json
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
+from amips.fitting.rate import graph_seconds, labelling_rate
 from amips.fitting.reporting import TIMED, compare, finite, reaches, seconds
 from amips.fitting.settings import Settings
-from amips.graph import EXACT_KEYS, LOG_DEPTH, PROBES
+from amips.graph import LOG_DEPTH
 from amips.metrics import TOP
-from amips.search import GraphSearcher, Index, Searcher, Trial, cost_in_words, point_for
+from amips.search import (
+    GraphSearcher,
+    Index,
+    MemorySearcher,
+    Searcher,
+    Trial,
+    cost_in_words,
+    plain_index,
+    point_for,
+)
 from amips.task import HELD_OUT, Task, label
 from amips.vectors import Vectors, open_vectors
 
@@ -40,7 +51,6 @@ GRAPH_TIME = 0.4  # that a graph may take, as far as that is known beforehand
 CELLS_TIME = 0.6  # of what cells would have, where a graph is tried, too
 GRAPH_FROM = 5_000  # keys: with fewer, a graph has little to gain
 ENTRIES = (64, 256, 1024)  # keys that a walk may begin at: more only where fewer do not reach the recall
-PILOT = 2048  # queries labelled to see how long that takes
 LEAST = 100  # queries, however short the time
 FEW = 1000  # queries: with fewer, what is chosen and reported rests on too few to be sure of
 CALL, WORK_TASK, WORK_DESIGNS = "fit.json", "task", "designs"  # in the directory of work in progress
@@ -82,6 +92,7 @@ class Fitting:
             cells = self._built(builder, candidates)
         index: Index | None = self._with_graph(builder, cells) if graph else cells
         assert index is not None
+        index = self._with_memory(builder, index)
         best = min(plain, key=lambda count: plain[count])
         baseline = self._measured(builder, self._plain(estimator, best))[0]
         assert isinstance(baseline, Searcher)
@@ -98,13 +109,7 @@ class Fitting:
         if native.compiled is None:
             self.say("no graph is tried: amips was installed without a C++ compiler, and numpy walks slowly")
             return False
-        return self._time_for_graph(task)
-
-    def _time_for_graph(self, task: Task) -> bool:
-        """Whether there is time for the nearest keys of every key, which takes most of it."""
-        # In half of the dimensions, as lean storage usually has.
-        pairs = task.n * (task.n if task.n <= EXACT_KEYS else PROBES * math.sqrt(task.n) / 4)
-        if 2 * pairs * task.d / 2 / self.rate <= GRAPH_TIME * self.seconds:
+        if graph_seconds(task, self.rate) <= GRAPH_TIME * self.seconds:
             return True
         self.say("no time to try a graph: give more minutes")
         return False
@@ -131,6 +136,17 @@ class Fitting:
         assert best is not None
         return best
 
+    def _with_memory(self, builder: Builder, index: Index) -> Index:
+        """The index, with a memory of the log in front of it where that costs less."""
+        if self.settings.order is None or isinstance(index, MemorySearcher):
+            return index
+        self.say("trying a memory of the log; measured on held-out queries, where it pays:")
+        better = builder.with_memory(index, min(MEMORY, builder.task.n))
+        if better is index:  # too little of what is held out came before
+            return index
+        assert better.design is not None
+        return better if self._noted(better, better.design) < self.cost(index) else index
+
     def remove(self) -> None:
         """Remove the work of this call: a call that is killed meanwhile leaves all of it or nothing."""
         remove_directory(self.work)
@@ -143,8 +159,8 @@ class Fitting:
                 raise AmipsError(f"{self.work / CALL} is damaged; remove {self.work}")
             count, self.rate = int(known["labelled"]), float(known["rate"])
         else:
-            self.rate = _rate(keys, queries)
-            labelling = self.rate if self.device is None else _rate(keys, queries, self.device)
+            self.rate = labelling_rate(keys, queries)
+            labelling = self.rate if self.device is None else labelling_rate(keys, queries, self.device)
             affordable = int(labelling * self.seconds * LABEL_TIME / (2 * keys.n * keys.d))
             count = min(queries.n, max(LEAST, affordable))
             self.work.mkdir(parents=True, exist_ok=True)
@@ -153,6 +169,8 @@ class Fitting:
         if count < queries.n:
             self.say(f"using {count:,} of {queries.n:,} queries: labelling them all would take too long")
             drawn = np.sort(np.random.default_rng([seed, 3]).choice(queries.n, count, replace=False))
+            if self.settings.order is not None:
+                drawn = np.arange(queries.n - count, queries.n)  # with gaps, less would come again
             queries = open_vectors(queries.take(drawn), "queries")
         held_out = max(1, min(HELD_OUT, queries.n // 5))
         self.say(f"{keys.n:,} keys, {queries.n:,} queries of dimension {keys.d}: finding their top keys ...")
@@ -167,7 +185,8 @@ class Fitting:
                 queries,
                 out=self.work / WORK_TASK,
                 cells=1,
-                k=LOG_DEPTH,
+                split=self.settings.order,
+                k=LOG_DEPTH if self.settings.order is None else max(LOG_DEPTH, MEMORY),
                 seed=seed,
                 device=self.device,
                 progress=not self.quiet,
@@ -293,10 +312,14 @@ class Fitting:
 
     def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Index, float]:
         index = builder.index(candidate.design, candidate.model, second=candidate.second)
+        return index, self._noted(index, candidate.design)
+
+    def _noted(self, index: Index, design: Design) -> float:
+        """The measured cost of an index, kept as a trial of a design."""
         cost = self.cost(index)
-        self.trials.append(Trial(candidate.design, finite(cost), measured=True))
-        self.say(f"  {cost_in_words(finite(cost), self.settings.objective)}  {candidate.design.describe()}")
-        return index, cost
+        self.trials.append(Trial(design, finite(cost), measured=True))
+        self.say(f"  {cost_in_words(finite(cost), self.settings.objective)}  {design.describe()}")
+        return cost
 
     def _plain(self, estimator: Estimator, count: int) -> Candidate:
         """Plain IVF in the storage asked for, float32 keys if none was."""
@@ -312,7 +335,7 @@ class Fitting:
         recall, objective = self.settings.recall, self.settings.objective
         if not reaches(index, recall):
             return math.inf
-        if isinstance(index, GraphSearcher) and point_for(index.points, recall, TOP).certain:
+        if isinstance(plain_index(index), GraphSearcher) and point_for(index.points, recall, TOP).certain:
             return math.inf  # it would score every key, which needs no graph
         if objective == "flops":
             return point_for(index.points, recall, TOP).flops / (2 * index.n * index.d)
@@ -321,17 +344,3 @@ class Fitting:
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: candidate.cost)[:SURVIVORS]
-
-
-def _rate(keys: Vectors, queries: Vectors, device: str | None = None) -> float:
-    """FLOPs a second of finding top keys."""
-    lengths, times = [], []
-    for few in (min(64, queries.n // 2), min(64 + PILOT, queries.n)):
-        x = queries.rows(0, max(1, few))
-        started = time.perf_counter()
-        exact.top_k(keys, x, TOP, device=device)
-        times.append(time.perf_counter() - started)
-        lengths.append(len(x))
-    # Of the difference: what a call costs whatever it is asked is not part of a rate.
-    seconds = times[1] - times[0] if times[1] > times[0] else times[1]
-    return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(seconds, 1e-9)

@@ -10,7 +10,6 @@ import numpy as np
 from amips.fitting.settings import Settings
 from amips.metrics import TOP, cost_at
 from amips.search import (
-    GraphSearcher,
     Index,
     Objective,
     Point,
@@ -19,10 +18,10 @@ from amips.search import (
     Searcher,
     Trial,
     measure,
-    measure_margins,
-    measure_masses,
+    measure_index,
     recalls,
     surest_point,
+    with_facts,
 )
 from amips.task import Task
 from amips.vectors import Floats
@@ -71,7 +70,7 @@ def compare(
     say(report.table() + "\n")
     for note in report.notes():
         say(note)
-    return replace(index if report.design is index.design else baseline, report=report)
+    return with_facts(index if report.design is index.design else baseline, report=report)
 
 
 def finite(cost: float) -> float | None:
@@ -83,10 +82,7 @@ def _rows(task: Task, index: Index, baseline: Searcher, recall: float) -> list[R
     """Costs of both at the recalls that both reach on test, with times at the one asked for."""
     rows, full = list[Row](), 2 * task.n * task.d
     plain = measure(baseline, task.test)
-    if isinstance(index, GraphSearcher):
-        best = measure_margins(index, task.test)
-    else:
-        best = measure_masses(index, task.test)
+    best = measure_index(index, task.test)
     x = np.asarray(task.test.queries[:TIMED])
     for target in sorted({*TARGETS, recall}):
         flops = [_cost_at(points, "flops", target) / full for points in (plain, best)]
@@ -107,7 +103,7 @@ def _rows(task: Task, index: Index, baseline: Searcher, recall: float) -> list[R
 def _with_times(row: Row, index: Index, task: Task, x: Floats) -> Row:
     """The row with what `search` serves for its recall on the test queries, and the time that takes."""
     queries, target = np.asarray(task.test.queries), row.recall
-    ids = replace(index, labels=None).search(queries, TOP, recall=target)[1]
+    ids = with_facts(index, labels=None).search(queries, TOP, recall=target)[1]
     return replace(
         row,
         latency=seconds(index, x, target, "latency"),

@@ -1,10 +1,12 @@
 """What `fit` is asked for."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from amips.design import Storage, Structure
 from amips.search import Objective
 
+Order = Literal["time"]
 FIT_MINUTES = 5.0  # that a fit may take where nothing else is asked
 
 
@@ -19,4 +21,5 @@ class Settings:
     storage: Storage | None
     spill_fraction: float | None
     structure: Structure | None
+    order: Order | None
     seed: int

@@ -6,7 +6,7 @@ from amips.search.bundle_directory import TEXT_MANIFEST, bundle_stamp, check_bun
 from amips.search.bundle_texts import TEXTS, read_texts, write_texts
 from amips.search.cost import Cost
 from amips.search.effort import effort_for
-from amips.search.graph_searcher import GraphSearcher, Index
+from amips.search.graph_searcher import GraphSearcher
 from amips.search.inputs import (
     check_labels,
     checked_k,
@@ -25,6 +25,9 @@ from amips.search.measuring import (
     measure_margins,
     measure_masses,
 )
+from amips.search.memory import DIMENSIONS, Memory
+from amips.search.memory_measuring import measure_index, measure_memory, with_memory
+from amips.search.memory_searcher import Index, MemorySearcher, plain_index, with_facts
 from amips.search.points import (
     Point,
     all_found,
@@ -43,6 +46,7 @@ from amips.search.wrapped import WrappedIndex
 from amips.search.wrapping import wrap
 
 __all__ = [
+    "DIMENSIONS",
     "DROP_IN_CANDIDATES",
     "MARGINS",
     "TEXTS",
@@ -51,6 +55,8 @@ __all__ = [
     "Cost",
     "GraphSearcher",
     "Index",
+    "Memory",
+    "MemorySearcher",
     "Objective",
     "Point",
     "Recall",
@@ -82,8 +88,11 @@ __all__ = [
     "margin_ladder",
     "mass_bounds",
     "measure",
+    "measure_index",
     "measure_margins",
     "measure_masses",
+    "measure_memory",
+    "plain_index",
     "point_for",
     "ranked",
     "read_bundle",
@@ -96,6 +105,8 @@ __all__ = [
     "split_norms",
     "surest_point",
     "verify",
+    "with_facts",
+    "with_memory",
     "wrap",
     "write_texts",
 ]

@@ -1,7 +1,7 @@
 """What is my recall now? A sample of queries searched for exactly, and what the index answers."""
 
 import warnings
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +13,11 @@ from amips.errors import AmipsError
 from amips.index import FaissCellStore
 from amips.metrics import TOP, mean_interval
 from amips.search.effort import Effort
-from amips.search.graph_searcher import GraphSearcher, Index
+from amips.search.graph_searcher import GraphSearcher
 from amips.search.inputs import checked_queries
 from amips.search.measuring import calibrated, calibrated_graph
+from amips.search.memory_measuring import with_memory
+from amips.search.memory_searcher import Index, MemorySearcher, plain_index, with_facts
 from amips.search.points import Point, point_for, recalls
 from amips.search.searcher import Searcher
 from amips.tables import text_table
@@ -149,7 +151,7 @@ def audit(
         raise AmipsError("nothing was measured on this index when it was made: there is nothing to audit")
     target = check_recall(index.target_recall if recall is None else recall)
     split, given = _exact_split(index, queries, sample, check_seed(seed), threads)
-    x, top, plain = np.asarray(split.queries), np.asarray(split.top_ids), replace(index, labels=None)
+    x, top, plain = np.asarray(split.queries), np.asarray(split.top_ids), with_facts(index, labels=None)
     with limit_threads(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a recall that is out of reach: the audit tells
         ids = plain.search(x, top.shape[1], recall=target, best_effort=True)[1]
@@ -169,11 +171,15 @@ def audit(
         points=sorted(now.points, key=lambda point: (point.flops, point.probes)),
         needed=needed,
         full_scan=full,
-        index=replace(now, labels=index.labels),
+        index=with_facts(now, labels=index.labels),
     )
 
 
 def _calibrated(index: Index, split: Split, target: float) -> Index:
+    if isinstance(index, MemorySearcher):
+        behind = plain_index(_calibrated(index.index, split, target))
+        known = with_memory(behind, index.memory, split, target)
+        return known or MemorySearcher(behind, index.memory, behind.points)  # which then answers nothing
     if isinstance(index, GraphSearcher):
         return calibrated_graph(index, split, target)
     return calibrated(index, split, target)
@@ -191,7 +197,7 @@ def _exact_split(
     rows = np.random.default_rng(seed).choice(vectors.n, min(sample, vectors.n), replace=False)
     x = unit_rows(checked_queries(vectors.take(np.sort(rows)), index.d)[0])[0]
     with limit_threads(threads):
-        scores, ids = _every_key(index, x)
+        scores, ids = _every_key(plain_index(index), x)
     nothing = np.empty((len(x), 0))
     return Split(
         open_vectors(x, "queries"),
@@ -203,12 +209,12 @@ def _exact_split(
     ), vectors.n
 
 
-def _every_key(index: Index, x: Floats) -> tuple[Floats, NDArray[np.int64]]:
+def _every_key(index: Searcher | GraphSearcher, x: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """The true top keys: scores and numbers [m, 10 or n], every key scored with the query."""
     k = min(TOP, index.n)
     if isinstance(index, GraphSearcher):
         return index.search_with(x, k, None)[:2]
-    if not isinstance(index, Searcher) or not isinstance(index.store, FaissCellStore):
+    if not isinstance(index.store, FaissCellStore):
         raise AmipsError("an audit needs the keys themselves: this index leaves them with another library")
     whole = Effort(index.c) if index.store.storage == "flat" else Effort(index.c, refine=0)
     return index.search_with(x, k, whole)

@@ -7,6 +7,7 @@
         [, codebook.npy, keys.npy] [, projection.npy] [, second.npy] [, labels.npy]
         [, model.json, model.safetensors]
         or neighbours.npy, entries.npy, keys.npy and codes of a graph, see `amips.index.graph_store`
+        [, logged.npy ...]     a memory of the log, see `amips.search.memory`
 
 `amips.search.bundle_directory` says how it is replaced in one step. What `WrappedIndex.save` writes is a
 bundle, too, without the index: `load` takes that from elsewhere.
@@ -14,14 +15,14 @@ bundle, too, without the index: `load` takes that from elsewhere.
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.arguments import check_choice, check_flag, check_path, check_whole
+from amips.arguments import check_choice, check_flag, check_number, check_path, check_whole
 from amips.design import Design, GraphStorage, Storage, Structure
 from amips.errors import AmipsError, BundleError, RunError
 from amips.index import FILES, GRAPH_FILES, SECOND, FaissCellStore, GraphStore, read_array
@@ -35,7 +36,9 @@ from amips.search.bundle_directory import (
     read_bundle,
     replace_bundle,
 )
-from amips.search.graph_searcher import GraphSearcher, Index
+from amips.search.graph_searcher import GraphSearcher
+from amips.search.memory import MEMORY_FILES, Memory
+from amips.search.memory_searcher import Index, MemorySearcher
 from amips.search.points import Point
 from amips.search.report import Report
 from amips.search.routing_kind import CENTROIDS, MODEL, ROUTINGS, manifest_targets, own_router, routing_of
@@ -47,6 +50,7 @@ from amips.vectors import inspect, open_vectors
 
 LABELS = "labels.npy"
 MOST = 1 << 48  # keys, dimensions and cells
+GATES_END = 1.01  # cosines end at 1, but for rounding
 FINGERPRINT = re.compile(r"([0-9a-f]{64})?")
 
 
@@ -64,15 +68,19 @@ def _write(searcher: Index, data: Path) -> tuple[dict[str, Any], list[str]]:
     if isinstance(searcher.model, Model):
         searcher.model.save(data)
         files += [DESCRIPTION, WEIGHTS]
+    memory = searcher.memory if isinstance(searcher, MemorySearcher) else None
+    files += [] if memory is None else memory.save(data)
+    plain = searcher.index if isinstance(searcher, MemorySearcher) else searcher
     fields = {
         "n": searcher.n,
         "d": searcher.d,
         "c": searcher.c,
         "storage": searcher.store.storage,
-        "structure": "cells" if isinstance(searcher, Searcher) else "graph",
+        "structure": "cells" if isinstance(plain, Searcher) else "graph",
         "router": routing_of(searcher.model),
         "keys": searcher.fingerprint,
-        "temperature": searcher.temperature if isinstance(searcher, Searcher) else 0.0,
+        "temperature": plain.temperature if isinstance(plain, Searcher) else 0.0,
+        "gate": None if memory is None else memory.gate,
         "points": [point.to_json() for point in searcher.points],
         "target_recall": searcher.target_recall,
         "design": None if searcher.design is None else searcher.design.to_json(),
@@ -157,7 +165,8 @@ def _read(
     facts = _bundle_facts(path, manifest)
     graph = facts.structure == "graph"
     stored = (GRAPH_FILES if graph else FILES).get(facts.storage, [])
-    for needed in [*stored, *([DESCRIPTION, WEIGHTS] if facts.router == MODEL else [])]:
+    remembered = [] if facts.gate is None else MEMORY_FILES
+    for needed in [*stored, *remembered, *([DESCRIPTION, WEIGHTS] if facts.router == MODEL else [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
     own = own_router(path, facts.router, router)
@@ -181,7 +190,8 @@ def _read(
     if isinstance(store, GraphStore):
         store.prepare()  # loading waits for it, not the first query; threads would each do it
         known = {name: value for name, value in facts.measured.items() if name != "temperature"}
-        return GraphSearcher(store, facts.points, labels, facts.fingerprint, **known)
+        graph_index = GraphSearcher(store, facts.points, labels, facts.fingerprint, **known)
+        return _with_memory(graph_index, data, facts)
     model = load_model(data, BundleError) if facts.router == MODEL else own
     if isinstance(model, Model) and (model.d != d or model.c not in (1, c)):
         raise BundleError(
@@ -194,7 +204,17 @@ def _read(
         raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
     if not mmap:
         searcher.prepare()  # loading waits for it, not the first query
-    return searcher
+    return _with_memory(searcher, data, facts)
+
+
+def _with_memory(index: Searcher | GraphSearcher, data: Path, facts: "_BundleFacts") -> Index:
+    """The index with its memory of the log, if it has one."""
+    if facts.gate is None:
+        return index
+    memory = Memory.load(data, facts.gate, index.n, index.d)
+    memory.prepare()
+    plain = [point for point in facts.points if not point.recognised]
+    return MemorySearcher(replace(index, points=plain), memory, facts.points)
 
 
 @dataclass(frozen=True)
@@ -207,6 +227,7 @@ class _BundleFacts:
     router: str
     fingerprint: str
     points: list[Point]
+    gate: float | None  # of a memory of the log, if there is one
     measured: dict[str, Any]  # by the names of `Searcher`
 
 
@@ -232,9 +253,14 @@ def _bundle_facts(path: Path, manifest: dict[str, Any]) -> _BundleFacts:
         points = [Point.from_json(point) for point in manifest["points"]]
         if structure == "cells" and storage == "flat" and any(point.refine is not None for point in points):
             raise BundleError("an operating point has candidates of codes, and there are no codes")
+        gate = manifest.get("gate")
+        if gate is not None:
+            gate = check_number("gate", gate, above=0, most=GATES_END, error=BundleError)
+        elif any(point.recognised for point in points):
+            raise BundleError("an operating point has a memory of the log, and there is none")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AmipsError) as problem:
         raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
-    return _BundleFacts((n, d, c), structure, storage, router, fingerprint, points, measured)
+    return _BundleFacts((n, d, c), structure, storage, router, fingerprint, points, gate, measured)
 
 
 def _read_labels(path: Path, n: int) -> NDArray[Any]:

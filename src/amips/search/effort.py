@@ -40,6 +40,13 @@ class Effort:
     refine: int | None = None
 
 
+def effort_of(point: Point) -> Effort:
+    """The effort that a point of cells was measured at."""
+    if not point.min_mass:
+        return Effort(point.probes, refine=point.refine)
+    return Effort(None, point.min_mass, point.refine)
+
+
 def effort_for(
     index: Measured,
     probes: Any,
@@ -66,10 +73,10 @@ def effort_for(
         return Effort(probes)
     refine = None
     if recall is not None:
-        point = point_for(index.points, recall, k, best_effort)
-        if not point.min_mass:
-            return Effort(point.probes, refine=point.refine)
-        min_mass, refine = point.min_mass, point.refine
+        effort = effort_of(point_for(index.points, recall, k, best_effort))
+        if not effort.min_mass:
+            return effort
+        min_mass, refine = effort.min_mass, effort.refine
     bound = check_number("min_mass", min_mass, above=0, most=1, what="a share of the top keys,")
     if not index.temperature > 0:
         raise AmipsError("this index does not know what mass a cell holds: give probes")

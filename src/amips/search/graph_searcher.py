@@ -28,7 +28,6 @@ from amips.search.inputs import (
 )
 from amips.search.points import Point, point_for
 from amips.search.report import Report
-from amips.search.searcher import Searcher
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
@@ -207,6 +206,3 @@ class GraphSearcher(SavedIndex):
     def __repr__(self) -> str:
         words = "a graph" if self.design is None else self.design.describe()
         return f"<GraphSearcher: {self.n:,} keys, d = {self.d}; {words}>"
-
-
-Index = Searcher | GraphSearcher  # what `build`, `fit` and `load` give

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from amips.search.audit import Audit
-    from amips.search.graph_searcher import Index
+    from amips.search.memory_searcher import Index
 
 
 class SavedIndex:

@@ -9,7 +9,7 @@ from amips.index import FaissCellStore
 from amips.metrics import TOP
 from amips.routers import Probing, RoutingEstimate
 from amips.search.effort import Effort
-from amips.search.graph_searcher import GraphSearcher, Index
+from amips.search.graph_searcher import GraphSearcher
 from amips.search.points import Point, all_found, assured_recalls, ladder, mass_bounds
 from amips.search.searcher import Searcher
 from amips.task import Split
@@ -147,7 +147,7 @@ def _wider(searcher: Searcher, split: Split, points: list[Point]) -> list[Point]
     return wide
 
 
-def _every_key(searcher: Index) -> Point:
+def _every_key(searcher: Searcher | GraphSearcher) -> Point:
     """Scoring every key itself: nothing is missed, whichever query asks."""
     n, d = searcher.n, searcher.d
     looked_at = n if isinstance(searcher, GraphSearcher) else searcher.c

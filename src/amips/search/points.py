@@ -35,6 +35,7 @@ class Point:
     refine: int | None = None  # candidates of codes for each result; 0: no codes, every key itself is scored
     assured: tuple[float, ...] = ()  # of the top 1, 2, ...: the recall that new queries have, 95 % sure
     margin: float = 0.0  # of a graph; `probes` are then the keys visited
+    recognised: float = 0.0  # share of the queries that a memory of the log answers; 0: it is not asked
 
     def recall_assured(self, k: int) -> float:
         """The recall of the top k that can be relied on; the mean where its uncertainty is not known."""
@@ -55,7 +56,7 @@ class Point:
     def from_json(cls, fields: dict[str, Any]) -> "Point":
         """What `to_json` gave; ValueError or TypeError if it did not."""
         point = cls(**{**fields, "assured": tuple(fields["assured"])})
-        shares = (point.recall1, point.recall10, point.min_mass, *point.assured)
+        shares = (point.recall1, point.recall10, point.min_mass, point.recognised, *point.assured)
         numbers = (*shares, point.scanned, point.flops, point.margin)
         # Compared, because a whole number may be too large for a float.
         if not all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in numbers):
@@ -159,6 +160,7 @@ def _kinds(points: Sequence[Point]) -> list[list[Point]]:
     """Points to choose from: those that differ only in how much is scanned together, the dearest first.
 
     These are of one stopping rule: by mass, where an index has it. What scans everything holds for certain.
+    With a memory of the log in place they are of another kind.
     """
     by_mass = any(point.min_mass for point in points)
     kinds: dict[Any, list[Point]] = {}
@@ -166,5 +168,5 @@ def _kinds(points: Sequence[Point]) -> list[list[Point]]:
         if point.certain:
             kinds.setdefault("certain", []).append(point)
         elif (point.min_mass > 0) == by_mass:
-            kinds.setdefault(point.refine, []).append(point)
+            kinds.setdefault((point.refine, point.recognised > 0), []).append(point)
     return list(kinds.values())

@@ -167,7 +167,7 @@ class Searcher(SavedIndex):
                 self._efforts[key] = effort
         if threads is not None:
             check_whole("threads", threads, 1)
-        if not drop_in and (result := self._search_one(x, k, effort)) is not None:
+        if not drop_in and (result := self.search_one(x, k, effort)) is not None:
             return result
         x, bad = checked_queries(x, self.d, on_bad)
         with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):
@@ -176,11 +176,10 @@ class Searcher(SavedIndex):
         return scores, labelled(ids, self.labels)
 
     @cached_property
-    def _efforts(self) -> dict[Any, Effort]:
-        """Efforts that were looked up, by recall and k."""
+    def _efforts(self) -> dict[Any, Effort]:  # by recall and k
         return {}
 
-    def _search_one(self, x: Any, k: int, effort: Effort) -> tuple[Floats, NDArray[Any]] | None:
+    def search_one(self, x: Any, k: int, effort: Effort) -> tuple[Floats, NDArray[Any]] | None:
         """One query in one compiled call; None of many, of a bad one, and where there is none for it."""
         one = None if effort.refine == 0 or k > MOST_SINGLE else one_query(x, self.d)
         if one is None or self._single is None:
@@ -210,7 +209,7 @@ class Searcher(SavedIndex):
 
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""
-        self._single  # noqa: B018  (kept by itself)
+        self._single  # noqa: B018
 
     def search_with(self, x: Floats, k: int, effort: Effort) -> tuple[Floats, Ids]:
         """The k best keys of float32 queries [m, d] at one effort: scores [m, k] and key numbers [m, k]."""
@@ -270,7 +269,10 @@ class Searcher(SavedIndex):
     ) -> Cost:
         """FLOPs (routing and scan), keys and cells scanned for each query, without scanning."""
         x, _ = checked_queries(x, self.d)
-        effort = effort_for(self, probes, recall, min_mass, checked_k(k), best_effort)
+        return self.cost_with(x, k, effort_for(self, probes, recall, min_mass, checked_k(k), best_effort))
+
+    def cost_with(self, x: Floats, k: int, effort: Effort) -> Cost:
+        """The cost of float32 queries [m, d] at one effort."""
         scanned, probed = np.full(len(x), self.n), np.full(len(x), self.c)
         if effort.refine == 0:  # no cell is chosen, no code is looked at
             return Cost(0, 0, 2 * self.d * scanned, scanned, probed)

@@ -3,6 +3,7 @@
 The order matters: duplicates go first, then the log is split by source query, and only then are noisy copies
 made. So no copy of a test query, however noisy, is ever trained on. `split="rows"` does it the other way
 round, as the paper does: nearly every held-out row then has relatives in train, and the task says so.
+`split="time"` is for traffic: rows stay as they came, what comes again is kept, and the last are held out.
 """
 
 from pathlib import Path
@@ -64,13 +65,14 @@ def label(
         spherical, runs: see `amips.cells.kmeans`.
         copies: noisy copies of each query beside the original, in the splits named by `noisy_splits`.
         noise: standard deviation of the Gaussian noise for each coordinate, relative to the query's norm.
-        val, test: how many distinct queries to hold out for choosing and for reporting; 1,000 each if None,
-            or a fifth of them where there are fewer than 5,000.
+        val, test: how many distinct queries (by "time": rows) to hold out for choosing and for reporting;
+            1,000 each if None, or a fifth of them where there are fewer than 5,000.
         split: "source" splits the queries, and makes noisy copies afterwards; "rows" makes the copies first
             and then splits the rows, as the paper does: `val` and `test` count rows, and what is measured on
-            them tells how well the log is remembered, not what new queries get. Or a split of your own: one
-            of "train", "val", "test" or "" (unused) for each query. Of queries that are equal at norm 1 the
-            first counts.
+            them tells how well the log is remembered, not what new queries get. "time" takes the rows as a
+            log in the order of time: train, then val, then test are its parts, and queries that come again
+            are kept and weigh as they occur. Or a split of your own: one of "train", "val", "test" or ""
+            (unused) for each query. Of queries that are equal at norm 1 the first counts, but for "time".
         k: top keys stored for each query.
         cell_targets: find the top key of every cell too, from which SupportNet and KeyNet learn. Linear and
             max-affine routers do not need it, and with many cells it takes most of the time and space.

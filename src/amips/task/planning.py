@@ -22,7 +22,7 @@ from amips.arguments import (
     refused,
 )
 from amips.errors import TaskError, VectorError
-from amips.task.task import BY_ROWS, BY_SOURCE, SPLITS
+from amips.task.task import BY_ROWS, BY_SOURCE, BY_TIME, SPLITS
 from amips.vectors import Vectors, first_equal, inspect
 
 # Queries for choosing, and as many for reporting, where there are at least five times as many.
@@ -100,7 +100,7 @@ class TaskPlan:
         strength: of query-aware cells; 0 for plain ones.
         rows: of each split.
         unit_norm: whether keys and queries came with norm 1.
-        duplicates: how many queries are equal to an earlier one.
+        duplicates: how many queries are equal to an earlier one; a split by time keeps them.
         identity: what makes a task the same, as its manifest has it.
     """
 
@@ -127,12 +127,13 @@ def task_plan(options: LabelOptions, keys: Vectors, queries: Vectors, split: Any
             f"cell {empty} holds no keys, so it has no top key; label without cell_targets (--cell-targets)"
         )
     exact.check_memory(options.memory, keys.d, min(options.k, keys.n), count)
-    by_rows = _checked_way(split, options)
+    way = _checked_way(split, options)
     own_split = None if split is None or isinstance(split, str) else _checked_split(split, queries)
     hint = ', or keep them with zero="keep" (--keep-zero)'
     key_facts, query_facts = inspect(keys, options.zero, hint), inspect(queries, any_norm=True)
     distinct = np.flatnonzero(first_equal(queries, unit=True) == np.arange(queries.n))
-    val, test = (_held_out(number, len(distinct)) for number in (options.val, options.test))
+    usable = np.arange(queries.n) if way == BY_TIME else distinct
+    val, test = (_held_out(number, len(usable)) for number in (options.val, options.test))
     identity = {
         "keys": key_facts.fingerprint,
         "queries": query_facts.fingerprint,
@@ -144,7 +145,7 @@ def task_plan(options: LabelOptions, keys: Vectors, queries: Vectors, split: Any
         "noisy_splits": list(options.noisy_splits),
         "val": val,
         "test": test,
-        "split": (BY_ROWS if by_rows else None)
+        "split": (None if way == BY_SOURCE else way)
         if own_split is None
         else hashlib.sha256(own_split.tobytes()).hexdigest(),
         "k": options.k,
@@ -152,8 +153,12 @@ def task_plan(options: LabelOptions, keys: Vectors, queries: Vectors, split: Any
         "seed": options.seed,
         "memory": options.memory,  # it decides the block sizes, and so the last bits of the scores
     } | ({"query_aware": float(strength)} if strength else {})
-    if by_rows:
+    if way == BY_ROWS:
         rows = _split_rows(queries, distinct, val, test, options)
+    elif way == BY_TIME:
+        _check_enough(queries, usable, val, test)
+        parts = np.split(usable, [queries.n - val - test, queries.n - test])
+        rows = {name: _with_copies(name, part, options) for name, part in zip(SPLITS, parts, strict=True)}
     else:
         sources = (
             _split_randomly(queries, distinct, val, test, options.seed)
@@ -192,25 +197,30 @@ def _held_out(number: int | None, distinct: int) -> int:
 def _split_randomly(
     queries: Vectors, distinct: NDArray[np.int64], val: int, test: int, seed: int
 ) -> dict[str, NDArray[np.int64]]:
-    if len(distinct) < val + test + 1:
-        less = "lower val and test, or " if val + test > 2 else ""
-        raise VectorError(
-            f"{queries.name}: {len(distinct)} distinct queries are too few to hold out "
-            f"{val} for val and {test} for test; {less}bring more queries"
-        )
+    _check_enough(queries, distinct, val, test)
     shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
     return {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
 
 
-def _checked_way(split: Any, options: LabelOptions) -> bool:
-    """Whether rows are split, noisy copies among them, rather than queries."""
+def _check_enough(queries: Vectors, usable: NDArray[np.int64], val: int, test: int) -> None:
+    """VectorError unless something is left to train on."""
+    if len(usable) < val + test + 1:
+        less = "lower val and test, or " if val + test > 2 else ""
+        which = "queries" if len(usable) == queries.n else "distinct queries"
+        raise VectorError(
+            f"{queries.name}: {len(usable)} {which} are too few to hold out "
+            f"{val} for val and {test} for test; {less}bring more queries"
+        )
+
+
+def _checked_way(split: Any, options: LabelOptions) -> str:
+    """What is split: queries ("source"), rows with noisy copies among them ("rows"), or the log ("time")."""
     if not isinstance(split, str):
-        return False
-    if check_choice("split", split, (BY_SOURCE, BY_ROWS), error=VectorError) == BY_SOURCE:
-        return False
-    if tuple(options.noisy_splits) != ("train",):
+        return BY_SOURCE
+    way: str = check_choice("split", split, (BY_SOURCE, BY_ROWS, BY_TIME), error=VectorError)
+    if way == BY_ROWS and tuple(options.noisy_splits) != ("train",):
         raise VectorError(f"noisy_splits: with split={BY_ROWS!r} noise comes first, and is in every split")
-    return True
+    return way
 
 
 def _with_copies(name: str, source: NDArray[np.int64], options: LabelOptions) -> Rows:

@@ -1,4 +1,4 @@
-"""What a task is: keys, cells, and queries split by source with their exact targets, in memory."""
+"""What a task is: keys, cells, and split queries with their exact targets, in memory."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from amips.task.content import TaskContent
 from amips.vectors import Floats, Vectors
 
 SPLITS = ("train", "val", "test")
-BY_SOURCE, BY_ROWS = "source", "rows"  # ways to split the queries
+BY_SOURCE, BY_ROWS, BY_TIME = "source", "rows", "time"  # ways to split the queries
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,11 @@ class Task:
         return self.options.get("split") == BY_ROWS
 
     @property
+    def by_time(self) -> bool:
+        """Whether held-out rows are the last of the log, and what comes again was kept (`split="time"`)."""
+        return self.options.get("split") == BY_TIME
+
+    @property
     def has_cell_targets(self) -> bool:
         """Whether the top key of every cell is known; of one cell it is the top key."""
         return bool(self.train.cell_ids.shape[1] == self.c > 1)
@@ -142,5 +147,6 @@ class Task:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(getattr(self, split)):,} {split}" for split in SPLITS)
         shared = "; held-out rows have relatives in train" if self.shares_sources else ""
+        shared = "; held-out rows are the last of the log" if self.by_time else shared
         cells = f"{self.n:,} keys, d = {self.d}, {self.c:,} cells"
         return f"<Task {self.path}: {cells}; queries: {sizes}{shared}>"

@@ -4,7 +4,7 @@ A bundle that can be asked carries the texts of its keys and the name of the enc
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from amips.search import (
     bundle_stamp,
     checked_k,
     load,
+    plain_index,
     read_texts,
+    with_facts,
     write_texts,
 )
 from amips.signing import Trusted, approval
@@ -142,7 +144,7 @@ class Asker:
 
     def _knows_keys(self, encoder: Encoder) -> bool:
         """Whether the first text, encoded, is found with the score that a unit vector has with itself."""
-        plain = replace(self.index, labels=None)
+        plain = plain_index(self.index)
         x = encoder.encode([self.texts[0].whole])
         if isinstance(plain, GraphSearcher):
             scores, _, _ = plain.search_with(x, 1, None)
@@ -165,7 +167,7 @@ class Asker:
         """
         k = checked_k(k)
         x = self._encoded(question)
-        plain = replace(self.index, labels=None)  # rows, not labels: rows are what texts have
+        plain = with_facts(self.index, labels=None)  # rows, not labels: rows are what texts have
         wanted = max(k, TOP) if probes is None else k  # recall is known of so many top keys
         effort: dict[str, Any] = {"recall": recall, "probes": probes, "best_effort": best_effort}
         scores, ids = plain.search(x, wanted, **effort)
@@ -179,10 +181,11 @@ class Asker:
 
     def compare(self, question: str, k: int = 5) -> list[RouterEffort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
-        if isinstance(self.index, GraphSearcher):
+        index = plain_index(self.index)
+        if isinstance(index, GraphSearcher):
             raise AmipsError(f"{self.path} walks a graph: it has no probes to compare")
         x = self._encoded(question)
-        plain, keys = Searcher(self.index.store, None), getattr(self.index.store, "keys", None)
+        plain, keys = Searcher(index.store, None), getattr(index.store, "keys", None)
         # Codes find candidates only; the true best keys are found among the keys themselves.
         if keys is None:
             ids = plain.search(x, k, probes=plain.c)[1][0]
@@ -190,8 +193,8 @@ class Asker:
             ids = exact.top_k(keys, x, min(k, self.index.n))[1][0]
         best = ids[ids >= 0]
         efforts = [_effort(plain, x, best)]
-        if self.index.model is not None:
-            efforts.append(_effort(Searcher(self.index.store, self.index.model), x, best))
+        if index.model is not None:
+            efforts.append(_effort(Searcher(index.store, index.model), x, best))
         return efforts
 
     def _encoded(self, question: str) -> Floats:

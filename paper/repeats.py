@@ -1,0 +1,250 @@
+"""When a memory of the log pays: traffic that comes again, split by time.
+
+A log is made of the queries of the data. With probability `share` a row asks a popular query again, drawn by
+a Zipf law, with noise as in the paper; every other row asks something new. The last rows are held out. So
+the share of held-out traffic that has a near relative in the past is known, and goes from 0 to 1.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips import Design, KeyNet, label
+from amips.bench import Summary
+from amips.builder import Builder, graph_searcher
+from amips.cells import default_count
+from amips.errors import ResultsError
+from amips.files import read_json, write_json
+from amips.metrics import TOP, cost_at
+from amips.nets import Model
+from amips.search import (
+    DROP_IN_CANDIDATES,
+    GraphSearcher,
+    Index,
+    MemorySearcher,
+    Point,
+    Searcher,
+    calibrated,
+    margin_ladder,
+    mass_bounds,
+    measure,
+    measure_margins,
+    measure_masses,
+    measure_memory,
+    recalls,
+    surest_point,
+)
+from amips.task import Split, Task
+from amips.vectors import Floats, Vectors, unit_rows
+from paper.repeats_summary import (
+    CELLS,
+    DEPTH,
+    DROP_IN,
+    GRAPH,
+    IVF,
+    MEMORY,
+    NOISE,
+    RECALL,
+    ROUNDS,
+    ROUTED,
+    TARGETS,
+    summarize,
+)
+from paper.search_runs import none_if_nan
+from paper.workspace import Workspace
+
+SHARES = (0.5, 1.0, 0.0, 0.25, 0.75)  # the one that matters most first
+ENOUGH = 0.985  # recall@10 beyond which nothing is measured
+LEARNED = 0.5  # the share of the log that cells, router and graph are made of
+PROBES = (1, 2, 4, 8, 16, 32, 64, 128)
+TIMED = 200  # queries that are timed one by one
+POPULAR = 8  # one of so many queries of the data is popular, where the scale does not say how many
+PORTION = 0.15  # of the scale's training budget
+
+
+def make_log(
+    queries: Vectors, share: float, rows: int, popular: int, seed: int
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """A log in the order of time [rows, d], at norm 1, and which rows ask a popular query [rows].
+
+    The first so many rows that ask one ask each of them once, the others by a Zipf law: 1 / rank. What is
+    new in the last rows of any log is in no log of share `LEARNED` before its last rows.
+    """
+    rng = np.random.default_rng([seed, 11])
+    order, chance = rng.permutation(queries.n), rng.random(rows)
+    again = chance < share
+    source = np.empty(rows, np.int64)
+    ranks = 1 / np.arange(1, popular + 1)
+    asked = rng.choice(popular, rows, p=ranks / ranks.sum())[: int(again.sum())]
+    asked[:popular] = rng.permutation(popular)[: len(asked)]
+    source[again] = order[asked]
+    fresh = order[popular:] if again.any() else order
+    fresh = fresh if share <= LEARNED else fresh[::-1]
+    source[~again] = fresh[: rows - int(again.sum())]
+    log = unit_rows(queries.take(source))[0]
+    eps = np.random.default_rng([seed, 12]).standard_normal(log.shape, np.float32)
+    log[again] = unit_rows(log[again] + NOISE * eps[again])[0]
+    return log, again
+
+
+def popular_queries(workspace: Workspace) -> int:
+    """How many queries are asked again and again."""
+    return workspace.scale.sources or workspace.queries.n // POPULAR
+
+
+def repeats_task(workspace: Workspace, share: float) -> tuple[Task, NDArray[np.bool_]]:
+    """The log of a share as a task split by time, and which of its rows ask a popular query."""
+    scale, queries = workspace.scale, workspace.queries
+    popular = popular_queries(workspace)
+    held_out = min(scale.held_out, queries.n // 8)
+    log, again = make_log(queries, share, queries.n, popular, workspace.seed)
+    out = workspace.work / f"task-repeats-{round(100 * share)}"
+    task = label(
+        workspace.keys,
+        log,
+        out=out,
+        cells=1,
+        split="time",
+        val=held_out,
+        test=held_out,
+        k=DEPTH,
+        seed=workspace.seed,
+        progress=workspace.progress,
+    )
+    return task, again
+
+
+def remembering_network(workspace: Workspace, task: Task) -> Model:
+    """A KeyNet of traffic that all comes again: the best case for one."""
+    return workspace.model(task, KeyNet("XS"), "repeats", portion=PORTION)
+
+
+def run(workspace: Workspace) -> Summary:
+    """Measure every way at every share of traffic that comes again."""
+    tasks = {share: repeats_task(workspace, share) for share in SHARES}
+    first = tasks[LEARNED][0]
+    minutes, designs = workspace.scale.router_minutes, workspace.work / f"designs-{round(100 * LEARNED)}"
+    builder = Builder(first, designs, minutes=minutes, progress=workspace.progress)
+    counts = sorted({max(2, default_count(first.n, factor)) for factor in (1.0, 4.0)})
+    plain = [builder.searcher(Design.plain(count)) for count in counts]
+    graph = graph_searcher(builder, builder.resolved(Design.graph()))
+    cells = builder.searcher(builder.resolved(Design(counts[-1])))
+    net = remembering_network(workspace, tasks[1.0][0])
+    by_share = {}
+    for share, (task, again) in tasks.items():
+        place = workspace.work / f"repeats-{round(100 * share)}.json"
+        if not place.exists():
+            write_json(place, measured(task, again, plain, graph, cells, net))
+        by_share[share] = read_json(place, ResultsError)
+    values = {f"{share:g}": by_share[share] for share in sorted(by_share)}
+    about = {
+        "samples": int(net.about["samples"]),
+        "network_flops": plain[0].with_model(net).router.network_flops / (2 * first.n * first.d),
+    }
+    return summarize(workspace, first, values, {**about, "popular": popular_queries(workspace)})
+
+
+def measured(
+    task: Task,
+    again: NDArray[np.bool_],
+    plain: list[Searcher],
+    graph: GraphSearcher,
+    cells: Searcher,
+    net: Model,
+) -> dict[str, Any]:
+    """Costs at recalls on the test queries of one log, by way; and of the memory, what it recognises."""
+    graph = replace(graph, points=_swept(graph, task.val), target_recall=RECALL)
+    cells = replace(cells, points=_swept(cells, task.val), target_recall=RECALL)
+    remembering = Builder(task).with_memory(graph, DEPTH)
+    walked = [_pair(p) for p in _swept(graph, task.test)]
+    remembered = measure_memory(remembering, task.test) if isinstance(remembering, MemorySearcher) else []
+    points: dict[str, list[tuple[float, float]]] = {
+        IVF: [_pair(p) for index in plain for p in measure(index, task.test)],
+        ROUTED: [_pair(p) for index in plain for p in measure(index.with_model(net), task.test)],
+        DROP_IN: [pair for index in plain for pair in _dropped_in(index.with_model(net), task)],
+        CELLS: [_pair(p) for p in _swept(cells, task.test)],
+        GRAPH: walked,
+        MEMORY: [*walked, *(_pair(p) for p in remembered)],
+    }
+    ivf = calibrated(plain[-1], task.val, RECALL)
+    indexes: dict[str, Index] = {IVF: ivf, CELLS: cells, GRAPH: graph, MEMORY: remembering}
+    full = 2 * task.n * task.d
+    costs = {
+        name: {f"{target:g}": none_if_nan(_cost(pairs, target) / full) for target in TARGETS}
+        for name, pairs in points.items()
+    }
+    known = np.asarray(again[-len(task.test) :])
+    values: dict[str, Any] = {"costs": costs, "again": float(known.mean()), "times": _times(indexes, task)}
+    if isinstance(remembering, MemorySearcher):
+        x = np.asarray(task.test.queries)
+        recognised, candidates = remembering.memory.recognise(x)
+        hits = np.asarray(task.test.top_ids)[recognised, :TOP, None] == candidates[:, None, :]
+        values["memory"] = {
+            "gate": remembering.memory.gate,
+            "logged": len(remembering.memory.logged),
+            "looking": float(remembering.memory.flops(x).mean() / full),
+            "again_recognised": float(recognised[known].mean()) if known.any() else 0.0,
+            "new_recognised": float(recognised[~known].mean()) if not known.all() else 0.0,
+            "recall": float(hits.any(axis=2).mean()),
+        }
+        ids = remembering.search(x, TOP, recall=RECALL)[1]
+        values["served"] = float(recalls(ids, np.asarray(task.test.top_ids), TOP).mean())
+    return values
+
+
+def _swept(index: Searcher | GraphSearcher, split: Split) -> list[Point]:
+    """Points of rising effort on a split, up to a recall beyond those that are compared."""
+    points: list[Point] = []
+    for effort in margin_ladder(index) if isinstance(index, GraphSearcher) else mass_bounds():
+        if isinstance(index, GraphSearcher):
+            points += measure_margins(index, split, [effort])
+        else:
+            points += measure_masses(index, split, [effort])
+        if points[-1].recall10 >= ENOUGH:
+            break
+    return points
+
+
+def _pair(point: Point) -> tuple[float, float]:
+    return point.recall10, point.flops
+
+
+def _dropped_in(index: Searcher, task: Task) -> list[tuple[float, float]]:
+    """Recall@10 and FLOPs of the predicted key in the place of x, with a final scoring by x."""
+    x, top = np.asarray(task.test.queries), np.asarray(task.test.top_ids)
+    pairs = []
+    for probes in (p for p in PROBES if p <= index.c):
+        ids = index.search(x, TOP, probes=probes, drop_in=True)[1]
+        cost = index.cost(x, TOP, probes=probes)
+        scored = 2 * index.d * np.minimum(cost.scanned, TOP * DROP_IN_CANDIDATES)
+        pairs.append((float(recalls(ids, top, TOP).mean()), float((cost.flops + scored).mean())))
+    return pairs
+
+
+def _cost(pairs: list[tuple[float, float]], target: float) -> float:
+    recall, cost = np.array(pairs).T
+    return cost_at(cost, recall, target)
+
+
+def _times(indexes: dict[str, Index], task: Task) -> dict[str, list[float] | None]:
+    """Seconds of a test query alone and among all, at the recall, taken in turns; None if out of reach."""
+    x = np.asarray(task.test.queries)
+    best: dict[str, list[float] | None] = {}
+    for name, index in indexes.items():
+        reach = surest_point(index.points, TOP).recall_assured(TOP) >= RECALL
+        best[name] = [np.inf, np.inf] if reach else None
+    for _ in range(ROUNDS):
+        for name, index in indexes.items():
+            times = best[name]
+            if times is None:
+                continue
+            for place, parts in enumerate(([x[i : i + 1] for i in range(TIMED)], [x])):
+                started = time.perf_counter()
+                for part in parts:
+                    index.search(part, TOP, recall=RECALL)
+                spent = (time.perf_counter() - started) / sum(len(part) for part in parts)
+                times[place] = min(times[place], spent)
+    return best

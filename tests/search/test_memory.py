@@ -1,0 +1,260 @@
+"""A memory of the log: what it recognises, what that is worth, and a bundle of it that cannot be forged."""
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import amips
+from amips.builder import Builder
+from amips.builder.memories import memory_of
+from amips.cli import main
+from amips.design import Design
+from amips.files import sha256
+from amips.search import Memory, MemorySearcher, point_for, recalls, with_facts, with_memory
+from helpers import generate, reseal, unit
+
+DEPTH, D = 40, 24
+GRAPH = Design.graph(storage="flat", degree=16, entries=16)
+CELLS = Design(64, recipe=None, storage="flat", spill_fraction=0.0)
+
+
+def make_log(share, rows=1600):
+    """Keys, and a log of which so much asks one of 60 queries again, with small changes."""
+    keys, queries = generate(4000, 60 + rows, D, seed=3)
+    rng = np.random.default_rng(4)
+    again = rng.random(rows) < share
+    log = np.where(again[:, None], queries[rng.integers(60, size=rows)], queries[60:])
+    return keys, unit(log + 0.02 * rng.standard_normal(log.shape)).astype(np.float32), again
+
+
+def make_task(share):
+    keys, log, again = make_log(share)
+    return amips.label(keys, log, split="time", cells=1, k=DEPTH, val=300, test=300), again
+
+
+@pytest.fixture(scope="module")
+def traffic():
+    return make_task(0.7)
+
+
+@pytest.fixture(scope="module")
+def builder(traffic):
+    return Builder(traffic[0])
+
+
+@pytest.fixture(scope="module", params=["graph", "cells"])
+def index(request, builder):
+    """A graph or cells, with a memory in front."""
+    made = builder.index(replace(GRAPH if request.param == "graph" else CELLS, memory=DEPTH))
+    assert isinstance(made, MemorySearcher)
+    return made
+
+
+class TestRecognising:
+    def test_what_came_before_is_recognised_and_little_else(self, index, traffic):
+        task, again = traffic
+        known, candidates = index.memory.recognise(np.asarray(task.test.queries))
+        assert known[again[-300:]].mean() > 0.9
+        assert known[~again[-300:]].mean() < 0.5
+        assert candidates.shape == (known.sum(), DEPTH)
+
+    def test_one_query_as_among_many_and_of_any_norm(self, index, traffic):
+        x = np.asarray(traffic[0].test.queries)[:40]
+        known, candidates = index.memory.recognise(x)
+        several = index.search(x)
+        place = 0
+        for row in range(40):
+            for norm in (1.0, 1e-3, 3e7):
+                alone = index.memory.recognise_one((norm * x[row : row + 1]).astype(np.float32))
+                assert (alone is not None) == known[row]
+                if alone is not None:
+                    np.testing.assert_array_equal(alone[0], candidates[place])
+            place += int(known[row])
+            single = index.search(7 * x[row])
+            np.testing.assert_array_equal(single[1][0], several[1][row])
+            np.testing.assert_allclose(single[0][0], 7 * several[0][row], rtol=1e-4, atol=1e-5)
+
+    def test_an_exact_repeat_is_recognised_whatever_the_gate(self, traffic, builder):
+        train = traffic[0].train
+        x = np.asarray(train.queries)[:200]
+        memory = Memory.build(x, np.asarray(train.top_ids)[:200], builder.projection(8).queries, 0)
+        known, candidates = memory.with_gate(1.0).recognise(x)
+        assert known.all()
+        np.testing.assert_array_equal(candidates, np.asarray(train.top_ids)[:200])
+
+    def test_equal_queries_are_kept_once(self, traffic):
+        keys, log, _ = make_log(0.7)
+        log[:1000] = log[:10].repeat(100, axis=0)
+        task = amips.label(keys, log, split="time", cells=1, k=DEPTH, val=300, test=300)
+        assert len(memory_of(Builder(task), DEPTH).logged) == 10
+
+
+class TestSearching:
+    def test_scores_are_true_and_the_recall_is_kept(self, index, traffic):
+        task = traffic[0]
+        x, top = np.asarray(task.test.queries), np.asarray(task.test.top_ids)
+        scores, ids = index.search(x)
+        np.testing.assert_allclose(scores, np.einsum("md,mkd->mk", x, task.keys[ids]), atol=1e-5)
+        assert (np.diff(scores, axis=1) <= 0).all()
+        assert recalls(ids, top, 10).mean() > 0.93
+
+    def test_it_costs_less_and_says_what(self, index, traffic):
+        task = traffic[0]
+        x = np.asarray(task.test.queries)
+        cost, plain = index.cost(x), index.index.cost(x)
+        assert cost.flops.mean() < plain.flops.mean()
+        known, _ = index.memory.recognise(x)
+        looking = index.memory.flops(x)
+        np.testing.assert_array_equal(cost.flops[known], looking[known] + 2 * D * DEPTH)
+        assert (cost.flops[~known] > looking[~known]).all()  # who is not recognised pays for it, too
+        served = point_for(index.points, 0.95, 10)
+        assert index.cost(np.asarray(task.val.queries)).flops.mean() == pytest.approx(served.flops)
+        assert served.recognised == pytest.approx(
+            index.memory.recognise(np.asarray(task.val.queries))[0].mean()
+        )
+
+    def test_every_recall_is_as_cheap_as_without(self, index):
+        for recall in (0.5, 0.8, 0.9, 0.95, 0.98, 1.0):
+            costs = []
+            for points in (index.points, index.index.points):
+                reach = max(point.recall_assured(10) for point in points)
+                costs.append(point_for(points, recall, 10).flops if reach >= recall else np.inf)
+            assert costs[0] <= costs[1]
+
+    def test_what_was_not_measured_is_searched_without_it(self, index, traffic):
+        x = np.asarray(traffic[0].test.queries)[:20]
+        effort = {"margin": 0.2} if index.design.structure == "graph" else {"probes": 3}
+        for options in ({"k": 10, **effort}, {"k": 30, **effort}):
+            for a, b in zip(index.search(x, **options), index.index.search(x, **options), strict=True):
+                np.testing.assert_array_equal(a, b)
+        with pytest.warns(UserWarning, match="recall is known of the top 10"):
+            more = index.search(x, 15)
+        with pytest.warns(UserWarning, match="recall is known of the top 10"):
+            np.testing.assert_array_equal(more[1], index.index.search(x, 15)[1])
+
+    def test_bad_queries_labels_threads_and_errors(self, index, traffic):
+        x = np.array(traffic[0].test.queries[:30])
+        names = with_facts(index, labels=np.arange(4000) + 10**6)
+        np.testing.assert_array_equal(names.search(x, threads=1)[1], index.search(x)[1] + 10**6)
+        x[3], x[4] = np.nan, 0
+        scores, ids = index.search(x, on_bad="skip")
+        assert (ids[3] == -1).all()
+        assert np.isneginf(scores[3]).all()
+        assert (scores[4] == 0).all()  # every key is as good
+        with pytest.raises(amips.VectorError, match="query 3 is not finite"):
+            index.search(x)
+        with pytest.raises(amips.AmipsError, match="threads=0"):
+            index.search(x[:2], threads=0)
+        with pytest.raises(amips.AmipsError, match="recall=2"):
+            index.search(x[:2], recall=2)
+        assert index.search(x[:0])[1].shape == (0, 10)
+        other = {"probes": 3} if index.design.structure == "graph" else {"margin": 0.2}
+        for call in (index.search, index.cost):
+            with pytest.raises(amips.AmipsError, match="this index"):
+                call(x[:2], **other)
+
+    def test_it_can_be_sent_to_another_process(self, index, traffic):
+        x = np.asarray(traffic[0].test.queries)[:20]
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(index)).search(x)[1], index.search(x)[1])
+
+
+def test_traffic_that_is_new_gets_no_memory():
+    task, _ = make_task(0.0)
+    builder = Builder(task)
+    plain = builder.index(GRAPH)
+    made = builder.index(replace(GRAPH, memory=DEPTH))
+    assert made.design == plain.design
+    assert made.points == plain.points
+    assert builder.with_memory(plain, DEPTH) is plain
+
+
+def test_a_memory_that_answers_wrongly_is_left_out(traffic, builder):
+    plain, task = builder.index(GRAPH), traffic[0]
+    wrong = np.random.default_rng(0).integers(task.n, size=(1000, DEPTH))
+    memory = Memory.build(np.asarray(task.train.queries), wrong, builder.projection(8).queries, 0)
+    assert with_memory(plain, memory, task.val, 0.95) is None
+
+
+def test_more_than_the_task_has_is_refused(builder):
+    with pytest.raises(
+        amips.AmipsError, match="memory=41: the task has 40 top keys of each query; label with k=41"
+    ):
+        builder.index(replace(GRAPH, memory=41))
+
+
+class TestBundle:
+    @pytest.fixture
+    def bundle(self, index, tmp_path):
+        index.save(tmp_path / "bundle")
+        (data,) = (tmp_path / "bundle").glob("data-*")
+        return tmp_path / "bundle", data
+
+    @pytest.mark.parametrize("mmap", [False, True])
+    def test_the_same_answers_again(self, index, bundle, traffic, mmap):
+        x = np.asarray(traffic[0].test.queries)
+        loaded = amips.load(bundle[0], mmap=mmap)
+        np.testing.assert_array_equal(loaded.search(x)[1], index.search(x)[1])
+        assert (loaded.points, loaded.design) == (index.points, index.design)
+        assert loaded.index.points == index.index.points
+        np.testing.assert_array_equal(loaded.cost(x).flops, index.cost(x).flops)
+
+    def test_info_tells_of_it(self, bundle, capsys, monkeypatch):
+        monkeypatch.setattr("sys.argv", ["amips", "info", str(bundle[0])])
+        assert main() in (0, None)
+        text = capsys.readouterr().out
+        assert "logged queries with 40 top keys each; recognised from a cosine of" in text
+        assert "a memory of the log with 40 top keys a query" in text
+        assert "recognised" in text
+
+    @pytest.mark.parametrize(
+        ("file", "change", "words"),
+        [
+            ("loggedtop.npy", lambda a: a + 4000, "names a key that is not there"),
+            ("loggedtop.npy", lambda a: -1 - a, "names a key that is not there"),
+            ("loggedtop.npy", lambda a: a[:-1], "loggedtop.npy"),
+            ("loggedtop.npy", lambda a: a[:, :0], "names a key that is not there"),
+            ("loggedtop.npy", lambda a: a.astype(np.int64), "loggedtop.npy"),
+            ("loggedsizes.npy", lambda a: np.append(a[:-1], a[-1] + 1), "do not have"),
+            ("loggedsizes.npy", lambda a: np.append([-1, a[0] + a[1] + 1], a[2:]), "do not have"),
+            ("loggedsizes.npy", lambda a: np.append(a[:-1], 1 << 62), "do not have"),
+            ("loggedsizes.npy", lambda a: a[:0], "loggedcentroids.npy"),
+            ("loggedcentroids.npy", lambda a: a[:, :-1], "loggedcentroids.npy"),
+            ("loggedprojection.npy", lambda a: a[:-1], "loggedprojection.npy"),
+            ("loggedprojection.npy", lambda a: np.full_like(a, np.nan), "not finite"),
+            ("logged.npy", lambda a: np.full_like(a, np.inf), "not finite"),
+            ("logged.npy", lambda a: a[:0], "loggedtop.npy"),
+        ],
+    )
+    def test_arrays_that_do_not_fit_are_refused(self, bundle, file, change, words):
+        path, data = bundle
+        np.save(data / file, change(np.load(data / file)))
+        manifest = json.loads((path / "manifest.json").read_text())
+        facts = {"size": (data / file).stat().st_size, "sha256": sha256(data / file)}
+        reseal(path / "manifest.json", files={**manifest["files"], f"{data.name}/{file}": facts})
+        with pytest.raises(amips.BundleError) as caught:
+            amips.load(path)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("gate", [0, -0.5, 1.5, "1", True, [0.5]])
+    def test_a_gate_that_cannot_be_is_refused(self, bundle, gate):
+        reseal(bundle[0] / "manifest.json", gate=gate)
+        with pytest.raises(amips.BundleError, match="gate="):
+            amips.load(bundle[0])
+
+    def test_a_memory_that_is_not_there_is_missed(self, bundle):
+        path = bundle[0]
+        shutil.copytree(path, path.with_name("other"))
+        reseal(path / "manifest.json", gate=None)
+        with pytest.raises(amips.BundleError, match="has a memory of the log, and there is none"):
+            amips.load(path)
+        other = path.with_name("other") / "manifest.json"
+        files = json.loads(other.read_text())["files"]
+        del files[f"{bundle[1].name}/loggedtop.npy"]
+        reseal(other, files=files)
+        with pytest.raises(amips.BundleError, match=r"does not list .*loggedtop\.npy"):
+            amips.load(path.with_name("other"))
