@@ -86,7 +86,7 @@ def entries(scale: str, sizes: tuple[str, ...]) -> list[Entry]:
         shapes = [(size, depth, inject) for size in sizes for depth in (4, 8, 16) for inject in (0, "all")]
     return [
         Entry(kind(size=size, depth=depth, inject=inject))
-        for kind in (SupportNet, KeyNet)
+        for kind in ((KeyNet,) if scale == "replica" else (SupportNet, KeyNet))
         for size, depth, inject in shapes
     ]
 
