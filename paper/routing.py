@@ -88,7 +88,7 @@ def entries(scale: str, sizes: tuple[str, ...]) -> list[Entry]:
         ]
     return [
         Entry(kind(size=size, depth=depth, inject=inject))
-        for kind in (SupportNet, KeyNet)
+        for kind in ((KeyNet,) if scale == "replica" else (SupportNet, KeyNet))
         for size, depth, inject in shapes
     ]
 
