@@ -90,7 +90,7 @@ def test_every_field_counts(name):
 def test_the_line_says_all_of_the_router_and_its_recipe(spec):
     """Whatever is changed of them, the line differs, and is one line still."""
     others = {"size": "S", "inject": 1, "width": 7, "rank": 3, "listwise": 0.5}
-    others |= {"homogeneous": "relu", "nonnegative": "clip"}
+    others |= {"homogeneous": "relu", "nonnegative": "clip", "reduction": "mean"}
 
     def line(value):
         return repr(Design(100, **{"recipe" if isinstance(value, Recipe) else "router": value}))

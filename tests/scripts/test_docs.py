@@ -307,9 +307,9 @@ def test_links_lead_somewhere():
 
 
 def test_options_and_names_that_pages_mention_exist():
-    known = {option for command in cli.commands.values() for p in command.params for option in p.opts}
-    known |= {
-        option for command in experiments.commands.values() for p in command.params for option in p.opts
+    commands = [*cli.commands.values(), *experiments.commands.values()]
+    known = {
+        option for command in commands for p in command.params for option in (*p.opts, *p.secondary_opts)
     }
     known |= {"--strict", "--nproc-per-node", "--help"}  # of mypy, of torchrun, of every command
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "paper" / "README.md"]:
