@@ -36,8 +36,8 @@ TOP_128 = (1, 2, 4, 8, 16, 32)
 # Of the scale's budget; the paper trains its one network on 128 cells for a billion samples, as full does.
 PORTIONS_128 = {"small": {"SupportNet": 2.0}, "replica": {"SupportNet": 3.0}}
 PORTIONS = {"replica": {"KeyNet": 0.5}}
-# SupportNet remembers more slowly: after 328,000 samples (half of a run of 600,000) it finds 67.7 % on val, the
-# centroids 66.5 %, KeyNet 80.7 % after 76,000. It is left out where a network has seconds.
+# SupportNet remembers more slowly: after 328,000 samples (half of a run of 600,000) it finds 67.7 % on val,
+# the centroids 66.5 %, KeyNet 80.7 % after 76,000. It is left out where a network has seconds.
 KINDS = {"replica": (KeyNet,)}
 EVALUATIONS = {"replica": 1}  # in a run, 10 elsewhere: with targets for every cell they take long
 SIZES_128 = {"replica": "M"}  # XS in the paper
