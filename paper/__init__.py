@@ -47,6 +47,12 @@ EXPERIMENTS = {
         "The paper's headline under both splits: noise before splitting, as in the authors' published code, "
         "and queries never seen.",
     ),
+    "repeats": Experiment(
+        "repeats",
+        "run",
+        "When do its networks pay? Traffic that comes again, split by time: IVF, cells, a graph, KeyNet, and "
+        "a plain memory of the log.",
+    ),
     "backends": Experiment(
         "backends",
         "run",

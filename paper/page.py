@@ -50,6 +50,11 @@ BUDGET = (
 )
 
 
+def published() -> list[str]:
+    """The experiments that have results; one without has no page yet."""
+    return [name for name in EXPERIMENTS if (RESULTS / name / "summary.json").exists()]
+
+
 def rounded(value: object) -> object:
     """Floats to six significant digits: a committed file is no larger than it tells."""
     if isinstance(value, float):
@@ -115,7 +120,7 @@ def overview(summaries: Mapping[str, Summary]) -> str:
     )
     head = ["the paper says", "where", "split by", "here", "evidence", "experiment"]
     pages = [
-        *([f"[{name}](results/{name}.md)", EXPERIMENTS[name].question] for name in EXPERIMENTS),
+        *([f"[{name}](results/{name}.md)", EXPERIMENTS[name].question] for name in summaries),
         [
             f"[{BENCH}](results/{BENCH}.md)",
             "The plain routers of `amips bench`, with times, on the same data.",
@@ -159,7 +164,7 @@ def page(name: str, summary: Summary) -> str:
 
 def pages() -> dict[Path, str]:
     """The text of every page by its place in the repository, made of the summaries in results/."""
-    summaries = {name: load_summary(RESULTS / name) for name in EXPERIMENTS}
+    summaries = {name: load_summary(RESULTS / name) for name in published()}
     texts = {PAGES / f"{name}.md": page(name, summary) for name, summary in summaries.items()}
     texts[PAGES / f"{BENCH}.md"] = page(BENCH, load_summary(RESULTS / BENCH))
     return {OVERVIEW: overview(summaries), **texts}
