@@ -65,6 +65,12 @@ EXPERIMENTS = {
         "and queries never seen.",
         split=False,
     ),
+    "repeats": Experiment(
+        "repeats",
+        "run",
+        "When do its networks pay? Traffic that comes again, split by time: IVF, cells, a graph, KeyNet, and "
+        "a plain memory of the log.",
+    ),
     "backends": Experiment(
         "backends",
         "run",

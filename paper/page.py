@@ -59,6 +59,12 @@ RATIOS = (
 )
 
 
+def published() -> list[str]:
+    """The results that there are, by their names; an experiment without any has no page yet."""
+    names = [name for one in EXPERIMENTS for name in (f"{one}-{REPLICA}", one)]
+    return [name for name in names if (RESULTS / name / "summary.json").exists()]
+
+
 def rounded(value: object) -> object:
     """Floats to six significant digits: a committed file is no larger than it tells."""
     if isinstance(value, float):
@@ -116,6 +122,8 @@ def tested_claims(summaries: Mapping[str, Summary]) -> dict[tuple[str, str], lis
     claims: dict[tuple[str, str], list[Tested]] = {}
     for name in ordered:
         for claim in claims_of(summaries[name]):
+            if claim.split not in SPLITS_BY:  # by time: no split of the paper, and told on its own page
+                continue
             claims.setdefault((claim.text, claim.where), []).append(Tested(claim, name))
     return claims
 
@@ -218,12 +226,7 @@ def page(name: str, summary: Summary) -> str:
 
 def pages() -> dict[Path, str]:
     """The text of every page by its place in the repository, made of the summaries in results/."""
-    names = [name for one in EXPERIMENTS for name in (f"{one}-{REPLICA}", one)]
-    summaries = {
-        name: load_summary(RESULTS / name)
-        for name in names
-        if name in EXPERIMENTS or (RESULTS / name / "summary.json").exists()
-    }
+    summaries = {name: load_summary(RESULTS / name) for name in published()}
     texts = {PAGES / f"{name}.md": page(name, summary) for name, summary in summaries.items()}
     texts[PAGES / f"{BENCH}.md"] = page(BENCH, load_summary(RESULTS / BENCH))
     return {OVERVIEW: overview(summaries), **texts}

@@ -54,9 +54,9 @@ def findings(values: dict[str, Any]) -> list[Finding]:
                 + (f"from a share of {min(paying):g} on" if paying else "at no share")
                 + f", and the graph with a memory needs {against:.1f} times fewer than it there"
             )
-        held = bool(reached) and max(reached)[0] > CLEARLY
+        cheaper = bool(reached) and max(reached)[0] > CLEARLY
         said.append(
-            Claim(f"{CLAIMED[way]} costs less than x", "Section 4.4, Figure 5", held, evidence, BY_TIME)
+            Claim(f"{CLAIMED[way]} costs less than x", "Section 4.4, Figure 5", cheaper, evidence, BY_TIME)
         )
     return said
 
