@@ -258,3 +258,18 @@ class TestBundle:
         reseal(other, files=files)
         with pytest.raises(amips.BundleError, match=r"does not list .*loggedtop\.npy"):
             amips.load(path.with_name("other"))
+
+
+def test_an_audit_measures_it_with_its_memory(index, traffic, tmp_path):
+    task, _ = traffic
+    queries, top = np.asarray(task.test.queries), np.asarray(task.test.top_ids)
+    audit = index.audit(queries)
+    assert audit.recall10.mean == pytest.approx(recalls(index.search(queries)[1], top, 10).mean())
+    audit.index.save(tmp_path / "bundle")
+    again = amips.load(tmp_path / "bundle")
+    np.testing.assert_array_equal(again.search(queries)[1], audit.index.search(queries)[1])
+    # Where nothing comes again the memory answers nothing, and the recall is kept.
+    strange = unit(np.random.default_rng(9).standard_normal((300, D))).astype(np.float32)
+    other = index.audit(strange).index
+    true = np.argsort(-(strange @ np.asarray(task.keys).T), axis=1, kind="stable")
+    assert recalls(other.search(strange)[1], true, 10).mean() >= 0.95
