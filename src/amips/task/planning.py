@@ -156,7 +156,7 @@ def task_plan(options: LabelOptions, keys: Vectors, queries: Vectors, split: Any
     if way == BY_ROWS:
         rows = _split_rows(queries, distinct, val, test, options)
     elif way == BY_TIME:
-        _check_enough(queries, usable, val, test)
+        _check_enough(queries, queries.n, "queries", val, test)
         parts = np.split(usable, [queries.n - val - test, queries.n - test])
         rows = {name: _with_copies(name, part, options) for name, part in zip(SPLITS, parts, strict=True)}
     else:
@@ -197,18 +197,17 @@ def _held_out(number: int | None, distinct: int) -> int:
 def _split_randomly(
     queries: Vectors, distinct: NDArray[np.int64], val: int, test: int, seed: int
 ) -> dict[str, NDArray[np.int64]]:
-    _check_enough(queries, distinct, val, test)
+    _check_enough(queries, len(distinct), "distinct queries", val, test)
     shuffled = np.random.default_rng([seed, 0]).permutation(distinct)
     return {"val": shuffled[:val], "test": shuffled[val : val + test], "train": shuffled[val + test :]}
 
 
-def _check_enough(queries: Vectors, usable: NDArray[np.int64], val: int, test: int) -> None:
-    """VectorError unless something is left to train on."""
-    if len(usable) < val + test + 1:
+def _check_enough(queries: Vectors, count: int, what: str, val: int, test: int) -> None:
+    """VectorError unless something of so many is left to train on."""
+    if count < val + test + 1:
         less = "lower val and test, or " if val + test > 2 else ""
-        which = "queries" if len(usable) == queries.n else "distinct queries"
         raise VectorError(
-            f"{queries.name}: {len(usable)} {which} are too few to hold out "
+            f"{queries.name}: {count} {what} are too few to hold out "
             f"{val} for val and {test} for test; {less}bring more queries"
         )
 
