@@ -31,8 +31,8 @@ MINUTES = (
     "three times as many the errors still fall."
 )
 SLOW = (
-    "SupportNet remembers little: having seen 300 queries 2,000 times each, with copies, it is level with the "
-    "centroids on rows of these and of new queries alike, where KeyNet leads by rows after a tenth of that."
+    "SupportNet remembers little: having seen 300 queries 2,000 times each, with copies, it is level with "
+    "the centroids on rows of these and of new queries alike, where KeyNet leads by rows after an eighth."
 )
 SUPPORT = (
     "SupportNet finds at least 10 points more than the centroids at k = 1",
