@@ -113,7 +113,7 @@ def run_experiment(
         data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
         out: where everything goes; experiments that are given the same share their tasks and models.
         scale: "smoke" (seconds), "small" (minutes on two cores; "scaling" two hours), "replica" (the paper's
-            ratios, half an hour) or "full" (the paper's settings).
+            ratios, minutes) or "full" (the paper's settings).
         backend: of `amips.backends`, for "ivf": the same comparison there, written to OUT/ivf-BACKEND.
         also: for "encoders", further such directories: vectors of other encoders.
         split: how queries are held out: by "source", so that no relative of a test query is trained on; by

@@ -43,7 +43,7 @@ MORE: dict[str, Options] = {
 def cli() -> None:
     """Run an experiment of the paper, from the top of the repository.
 
-    --scale smoke takes seconds, small minutes on two cores (scaling: two hours), replica half an hour: it has
+    --scale smoke takes seconds, small minutes on two cores (scaling: two hours), and so does replica: it has
     the paper's ratios (see ratios). full has the paper's settings. An interrupted experiment continues when
     the same command is given again.
     """
