@@ -44,7 +44,7 @@ class TestAudit:
     def test_its_recall_is_that_of_the_answers(self, index, today):
         keys, queries = today
         audit = index.audit(queries)
-        assert (audit.queries, audit.given) == (300, 300)
+        assert (audit.queries, audit.total) == (300, 300)
         assert audit.recall10.mean == pytest.approx(true_recall(index, keys, queries))
         assert audit.recall10.low < audit.recall10.mean < audit.recall10.high
         assert audit.target == 0.9

@@ -1,6 +1,6 @@
 """Learned search: the object a user holds, what is known of its recall, and the bundle it is saved in."""
 
-from amips.search.audit import Audit, Recall, audit, effort_in_words
+from amips.search.auditing import Audit, Recall, audit, effort_in_words
 from amips.search.bundle import load, save
 from amips.search.bundle_directory import TEXT_MANIFEST, bundle_stamp, check_bundle_place, read_bundle
 from amips.search.bundle_texts import TEXTS, read_texts, write_texts

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from amips.search.audit import Audit
+    from amips.search.auditing import Audit
     from amips.search.memory_searcher import Index
 
 
@@ -35,6 +35,6 @@ class SavedIndex:
             seed: of the draw.
             threads: limit on them.
         """
-        from amips.search.audit import audit
+        from amips.search.auditing import audit
 
         return audit(cast("Index", self), queries, sample=sample, recall=recall, seed=seed, threads=threads)

@@ -52,7 +52,7 @@ class Audit:
     """The recall of an index on queries of now.
 
     Args:
-        queries: how many were searched for exactly, of how many `given`.
+        queries: how many were searched for exactly, of how many `total`.
         target: the recall@10 that is asked of the index.
         recall1, recall10: what its answers have, searched as it is.
         flops: of a query, as a share of a full scan; `promised_flops` on the queries it was measured with.
@@ -64,7 +64,7 @@ class Audit:
     """
 
     queries: int
-    given: int
+    total: int
     target: float
     recall1: Recall
     recall10: Recall
@@ -95,7 +95,7 @@ class Audit:
             "not decided": "may be missed: audit more queries to know",
         }
         lines = [
-            f"{self.queries:,} of {self.given:,} queries, searched exactly",
+            f"{self.queries:,} of {self.total:,} queries, searched exactly",
             f"recall@10 {self.recall10}, recall@1 {self.recall1}: "
             f"the target, {self.target:g}, {words[self.verdict]}",
             f"cost {self.flops:.2%} of a full scan, {self.promised_flops:.2%} when it was measured",
@@ -150,7 +150,7 @@ def audit(
     if not index.points or index.target_recall is None:
         raise AmipsError("nothing was measured on this index when it was made: there is nothing to audit")
     target = check_recall(index.target_recall if recall is None else recall)
-    split, given = _exact_split(index, queries, sample, check_seed(seed), threads)
+    split, total = _exact_split(index, queries, sample, check_seed(seed), threads)
     x, top, plain = np.asarray(split.queries), np.asarray(split.top_ids), with_facts(index, labels=None)
     with limit_threads(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a recall that is out of reach: the audit tells
@@ -162,7 +162,7 @@ def audit(
     full = 2.0 * index.n * index.d
     return Audit(
         queries=len(x),
-        given=given,
+        total=total,
         target=target,
         recall1=Recall.of(recalls(ids, top, 1)),
         recall10=Recall.of(recalls(ids, top, TOP)),
