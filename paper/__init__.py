@@ -70,6 +70,7 @@ EXPERIMENTS = {
         "run",
         "When do its networks pay? Traffic that comes again, split by time: IVF, cells, a graph, KeyNet, and "
         "a plain memory of the log.",
+        split=False,
     ),
     "backends": Experiment(
         "backends",

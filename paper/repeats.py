@@ -62,7 +62,6 @@ LEARNED = 0.5  # the share of the log that cells, router and graph are made of
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128)
 TIMED = 200  # queries that are timed one by one
 POPULAR = 8  # one of so many queries of the data is popular, where the scale does not say how many
-PORTION = 0.15  # of the scale's training budget
 
 
 def make_log(
@@ -119,7 +118,7 @@ def repeats_task(workspace: Workspace, share: float) -> tuple[Task, NDArray[np.b
 
 def remembering_network(workspace: Workspace, task: Task) -> Model:
     """A KeyNet of traffic that all comes again: the best case for one."""
-    return workspace.model(task, KeyNet("XS"), "repeats", portion=PORTION)
+    return workspace.model(task, KeyNet(workspace.scale.sizes[0]), "repeats")
 
 
 def run(workspace: Workspace) -> Summary:
@@ -142,6 +141,7 @@ def run(workspace: Workspace) -> Summary:
     values = {f"{share:g}": by_share[share] for share in sorted(by_share)}
     about = {
         "samples": int(net.about["samples"]),
+        "size": workspace.scale.sizes[0],
         "network_flops": plain[0].with_model(net).router.network_flops / (2 * first.n * first.d),
     }
     return summarize(workspace, first, values, {**about, "popular": popular_queries(workspace)})

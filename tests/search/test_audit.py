@@ -51,7 +51,7 @@ class TestAudit:
 
     def test_as_promised_on_such_queries(self, index, today):
         audit = index.audit(today[1])
-        assert audit.verdict == "kept"
+        assert audit.verdict in ("kept", "likely kept")
         assert audit.flops == pytest.approx(audit.promised_flops, rel=0.25)
 
     def test_of_queries_of_another_kind(self, index, today):
@@ -107,6 +107,11 @@ class TestAudit:
             index.audit(queries, **options)
         assert "\n" not in str(caught.value)
 
+    def test_queries_that_are_not_finite_can_be_left_out(self, index, today):
+        queries = today[1].copy()
+        queries[::50] = np.nan
+        assert index.audit(queries, on_bad="skip").queries == 294
+
     def test_where_nothing_was_measured(self, index, today):
         with pytest.raises(AmipsError, match="nothing was measured on this index"):
             replace(index, points=[]).audit(today[1])
@@ -153,15 +158,15 @@ class TestCommand:
         assert run("audit", bundle / "bundle", bundle / "today.npy", "--sample", 100) == 0
         assert "100 of 300 queries, searched exactly" in capsys.readouterr().out
         assert run("audit", bundle / "bundle", bundle / "today.npy", "--json") == 0
-        assert json.loads(capsys.readouterr().out)["verdict"] == "kept"
+        assert json.loads(capsys.readouterr().out)["verdict"] in ("kept", "likely kept")
 
-    def test_what_is_missed_ends_with_1_until_it_is_adopted(self, bundle, run, capsys):
+    def test_what_is_missed_ends_with_3_until_it_is_adopted(self, bundle, run, capsys):
         words = ["audit", bundle / "bundle", bundle / "strange.npy"]
         low = amips.load(bundle / "bundle")
         assert isinstance(low, GraphSearcher)
         cheap = [replace(p, assured=(0.999,) * 10) for p in low.points]
         replace(low, points=cheap).save(bundle / "bundle")  # it promises what it cannot keep
-        assert run(*words, "--recall", 0.99) == 1
+        assert run(*words, "--recall", 0.99) == 3
         assert "is missed" in capsys.readouterr().out
         assert run(*words, "--recall", 0.99, "--adopt") == 0
         index = amips.load(bundle / "bundle")

@@ -104,7 +104,7 @@ class TestSearching:
 
     def test_it_costs_less_and_says_what(self, index, traffic):
         task = traffic[0]
-        x = np.asarray(task.test.queries)
+        x = np.asarray(task.val.queries)
         cost, plain = index.cost(x), index.index.cost(x)
         assert cost.flops.mean() < plain.flops.mean()
         known, _ = index.memory.recognise(x)

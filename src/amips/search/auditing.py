@@ -1,13 +1,13 @@
 """What is my recall now? A sample of queries searched for exactly, and what the index answers."""
 
 import warnings
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.arguments import check_recall, check_seed, check_whole
+from amips.arguments import check_choice, check_recall, check_seed, check_whole
 from amips.blas import threads as limit_threads
 from amips.errors import AmipsError
 from amips.index import FaissCellStore
@@ -27,7 +27,7 @@ from amips.vectors import Floats, Vectors, open_vectors, unit_rows
 SAMPLE = 500  # queries: recall@10 is then known to about a point
 SHOWN = 12  # operating points of a table, at most
 
-Verdict = Literal["kept", "missed", "not decided"]
+Verdict = Literal["kept", "likely kept", "likely missed", "missed"]
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,12 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the target is kept, as far as the sample can tell."""
+        """Whether the target is kept: for sure, with 95 % confidence, or as it looks."""
         if self.recall10.high < self.target:
             return "missed"
-        return "kept" if self.recall10.mean >= self.target else "not decided"
+        if self.recall10.low >= self.target:
+            return "kept"
+        return "likely kept" if self.recall10.mean >= self.target else "likely missed"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a monitor."""
@@ -91,8 +93,9 @@ class Audit:
     def __str__(self) -> str:
         words = {
             "kept": "is kept",
+            "likely kept": "is likely kept; more queries would tell for sure",
+            "likely missed": "is likely missed; more queries would tell for sure",
             "missed": "is missed: these queries are harder than those it was measured with",
-            "not decided": "may be missed: audit more queries to know",
         }
         lines = [
             f"{self.queries:,} of {self.total:,} queries, searched exactly",
@@ -122,6 +125,9 @@ def effort_in_words(point: Point) -> str:
     """What to ask of `search` for a point."""
     if point.certain:
         return "every key scored"
+    if point.recognised:
+        behind = effort_in_words(replace(point, recognised=0.0))
+        return f"the memory for {point.recognised:.0%}, {behind} for the others"
     if point.margin:
         return f"margin={point.margin:.4g}"
     return f"min_mass={point.min_mass:.4g}" if point.min_mass else f"probes={point.probes}"
@@ -134,6 +140,7 @@ def audit(
     sample: int = SAMPLE,
     recall: float | None = None,
     seed: int = 0,
+    on_bad: Literal["error", "skip"] = "error",
     threads: int | None = None,
 ) -> Audit:
     """Search for a sample of queries exactly: what recall the index has on them, and would have.
@@ -144,13 +151,15 @@ def audit(
         sample: queries to search for exactly, at most, drawn at random.
         recall: what is asked of the index; by default what it was made for.
         seed: of the draw.
+        on_bad: a query that is not finite is an error, or ("skip") left out.
         threads: limit on them.
     """
     check_whole("sample", sample, 2)
+    check_choice("on_bad", on_bad, ("error", "skip"))
     if not index.points or index.target_recall is None:
         raise AmipsError("nothing was measured on this index when it was made: there is nothing to audit")
     target = check_recall(index.target_recall if recall is None else recall)
-    split, total = _exact_split(index, queries, sample, check_seed(seed), threads)
+    split, total = _exact_split(index, queries, sample, check_seed(seed), on_bad, threads)
     x, top, plain = np.asarray(split.queries), np.asarray(split.top_ids), with_facts(index, labels=None)
     with limit_threads(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a recall that is out of reach: the audit tells
@@ -171,7 +180,7 @@ def audit(
         points=sorted(now.points, key=lambda point: (point.flops, point.probes)),
         needed=needed,
         full_scan=full,
-        index=with_facts(now, labels=index.labels),
+        index=with_facts(now, labels=index.labels, report=None),  # which told of other queries
     )
 
 
@@ -186,7 +195,12 @@ def _calibrated(index: Index, split: Split, target: float) -> Index:
 
 
 def _exact_split(
-    index: Index, queries: Any, sample: int, seed: int, threads: int | None
+    index: Index,
+    queries: Any,
+    sample: int,
+    seed: int,
+    on_bad: Literal["error", "skip"],
+    threads: int | None,
 ) -> tuple[Split, int]:
     """A sample of the queries with their true top keys, and how many queries there were."""
     vectors = queries if isinstance(queries, Vectors) else open_vectors(queries, "queries", single=True)
@@ -194,14 +208,17 @@ def _exact_split(
         raise AmipsError(f"{vectors.name} has dimension {vectors.d}, this index needs {index.d}")
     if vectors.n < 2:
         raise AmipsError(f"{vectors.name} holds {vectors.n} query: a recall needs two at least")
-    rows = np.random.default_rng(seed).choice(vectors.n, min(sample, vectors.n), replace=False)
-    x = unit_rows(checked_queries(vectors.take(np.sort(rows)), index.d)[0])[0]
+    rows = np.sort(np.random.default_rng(seed).choice(vectors.n, min(sample, vectors.n), replace=False))
+    x, bad = checked_queries(vectors.take(rows), index.d, on_bad)
+    x, rows = unit_rows(x[~bad])[0], rows[~bad]
+    if len(x) < 2:
+        raise AmipsError(f"{vectors.name} has too few queries that are finite")
     with limit_threads(threads):
         scores, ids = _every_key(plain_index(index), x)
     nothing = np.empty((len(x), 0))
     return Split(
         open_vectors(x, "queries"),
-        np.sort(rows),
+        rows,
         scores,
         ids.astype(np.int32),
         nothing.astype(np.float32),

@@ -1,7 +1,7 @@
 """What an index of cells and one of a graph can both do, beside searching."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from amips.search.auditing import Audit
@@ -24,6 +24,7 @@ class SavedIndex:
         sample: int = 500,
         recall: float | None = None,
         seed: int = 0,
+        on_bad: Literal["error", "skip"] = "error",
         threads: int | None = None,
     ) -> "Audit":
         """What recall does it have on queries of now? A sample of them is searched for exactly.
@@ -33,8 +34,10 @@ class SavedIndex:
             sample: queries to search for exactly, at most, drawn at random.
             recall: what is asked of the index; by default what it was made for.
             seed: of the draw.
+            on_bad: a query that is not finite is an error, or ("skip") left out.
             threads: limit on them.
         """
         from amips.search.auditing import audit
 
-        return audit(cast("Index", self), queries, sample=sample, recall=recall, seed=seed, threads=threads)
+        options: Any = {"sample": sample, "recall": recall, "seed": seed, "on_bad": on_bad}
+        return audit(cast("Index", self), queries, threads=threads, **options)

@@ -19,7 +19,8 @@ from amips.search.searcher import Searcher
 from amips.task import Split
 
 # What the answers of the memory may miss, in parts of what the target recall lets be missed: a gate for each.
-LOOSE = (0.2, 0.5, 1.0, 2.0)
+LOOSE = (0.2, 0.5, 1.0)
+WINDOW = 25  # queries next to each other by cosine, over which recall is averaged
 STEPS = 4  # that the step of the ladder at the target is divided into
 
 
@@ -48,14 +49,21 @@ class Answers:
         return cls(cosine, hits, memory.flops(x), 2 * x.shape[1] * memory.depth)
 
     def gates(self, recall: float) -> list[float]:
-        """Cosines from which on the answers have about this recall, and some above and below."""
+        """Cosines down to which answers have about this recall, and some above.
+
+        Those at the gate, not all above it together: new queries must not pay for what comes again.
+        """
         order = np.argsort(-self.cosine, kind="stable")
-        means = np.cumsum(self.hits.mean(axis=1)[order]) / np.arange(1, len(order) + 1)
+        sums = np.concatenate([[0.0], np.cumsum(self.hits.mean(axis=1)[order])])
+        ends = np.arange(1, len(order) + 1)
+        starts = np.maximum(0, ends - WINDOW)
+        means = (sums[ends] - sums[starts]) / (ends - starts)
         gates = []
         for loose in LOOSE:
-            enough = np.flatnonzero(means >= 1 - loose * (1 - recall))
-            if len(enough) and self.cosine[order[enough[-1]]] > 0:
-                gates.append(float(self.cosine[order[enough[-1]]]))
+            short = np.flatnonzero((means < 1 - loose * (1 - recall)) & (ends >= WINDOW))
+            last = len(order) if not len(short) else int(short[0]) - WINDOW // 2
+            if last > 0 and self.cosine[order[last - 1]] > 0:
+                gates.append(float(self.cosine[order[last - 1]]))
         return list(dict.fromkeys(gates))
 
 
