@@ -103,9 +103,9 @@ def summarize(workspace: Workspace, task: Task, values: dict[str, Any], about: d
             f"train with {DEPTH} top keys each; a look-up costs up to {looking:.2%} of a full scan, which a "
             "hash of exact repeats would save for those alone.",
             f"One KeyNet {about['size']}, depth 4, was trained on the log of share 1, "
-            f"{about['samples']:,} samples: only queries that come again, its best case; it serves every share. "
-            f"Its prediction costs {about['network_flops']:.2%} of a full scan. A SupportNet was not trained: its gradient costs "
-            "more.",
+            f"{about['samples']:,} samples: only queries that come again, its best case; it serves every "
+            f"share. Its prediction costs {about['network_flops']:.2%} of a full scan. A SupportNet was not "
+            "trained: its gradient costs more.",
         ],
         command=workspace.command("repeats"),
         machine=describe_machine(),
