@@ -173,6 +173,11 @@ def test_a_split_of_its_own(folder, tmp_path):
     assert [len(split) for split in (task.train, task.val, task.test)] == [300, 60, 40]
 
 
+def test_a_way_to_split_that_there_is_not(in_process, folder):
+    done = in_process("label", "keys.npy", "queries.npy", "--out", "t", "--split", "day")
+    one_line_error(done, "^error: --split day: expected source, rows, time, or a file that exists$")
+
+
 def test_an_address_as_output_is_refused(in_process, folder):
     done = in_process("label", "keys.npy", "queries.npy", "--out", "s3://bucket/task")
     one_line_error(

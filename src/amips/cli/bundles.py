@@ -82,7 +82,7 @@ def build(
     assert index.design is not None
     echo(f"{out}: {index.n:,} keys, d = {index.d}")
     echo(f"{index.design.describe()}\n")
-    echo("on val queries, keys and FLOPs as shares of a full scan:\n")
+    echo("on held-out queries, keys and FLOPs as shares of a full scan:\n")
     echo(points_table(index.points, index.n, index.d))
     echo(f"\na search serves recall@10 {index.target_recall:g} unless it is told otherwise")
     if run is not None and isinstance(index, Searcher):

@@ -113,7 +113,7 @@ def _wrapped(path: Path, manifest: dict[str, Any]) -> None:
 
 def _print_points(points: list[Point], n: int, d: int) -> None:
     if points:
-        echo("\non val queries, keys and FLOPs as shares of a full scan:\n")
+        echo("\non held-out queries, keys and FLOPs as shares of a full scan:\n")
         echo(points_table(points, n, d))
 
 

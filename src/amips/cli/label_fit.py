@@ -56,8 +56,11 @@ def label(
     routers do not.
     """
     options |= {"spherical": not plain, "zero": "keep" if keep_zero else "error"}
+    ways = (BY_SOURCE, BY_ROWS, BY_TIME)
+    if split is not None and split not in ways and not Path(split.partition(":")[0]).exists():
+        raise amips.AmipsError(f"--split {split}: expected {', '.join(ways)}, or a file that exists")
     if split is not None:
-        options["split"] = split if split in (BY_SOURCE, BY_ROWS, BY_TIME) else read_ids(split, unique=False)
+        options["split"] = split if split in ways else read_ids(split, unique=False)
     task = amips.label(keys, queries, out=out, progress=True, **options)
     rows = [[name, f"{len(getattr(task, name)):,}"] for name in SPLITS]
     echo(f"{task.path}: {task.n:,} keys, d = {task.d}, {task.c:,} cells")
