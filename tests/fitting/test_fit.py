@@ -136,7 +136,7 @@ def test_fewer_flops_than_plain_ivf(tmp_path):
 @pytest.mark.slow
 def test_fewer_flops_than_plain_ivf_with_all_there_is(tmp_path):
     keys, queries = generate(20_000, 22_000, 64)
-    options = {"minutes": 0.5, "counts": (283, 566, 1131)}
+    options = {"minutes": 1.0, "counts": (283, 566, 1131)}
     gain, had, _ = gain_on_fresh(keys, queries[:20_000], queries[20_000:], tmp_path / "b", **options)
     assert had > 0.935
     assert gain > 1.35, gain
@@ -627,7 +627,7 @@ def test_a_part_of_the_queries_is_drawn_once(data, tmp_path, fast, monkeypatch, 
     """How many can be afforded is measured; measured again it would be another task."""
     seconds = 60 * fitting.LABEL_TIME
     speed = iter([2 * data[0].size * (few + 0.5) / seconds for few in (700, 650)])
-    monkeypatch.setattr(fitting, "_rate", lambda *_: next(speed))
+    monkeypatch.setattr(fitting, "labelling_rate", lambda *_: next(speed))
 
     def stop(*_, **__):
         raise KeyboardInterrupt
