@@ -264,7 +264,7 @@ class TestDefaults:
         model = amips.train(many)
         assert model.architecture.kind == "linear"
         assert model.architecture.rank == 16
-        assert model.about["recipe"] == vars(amips.Recipe())
+        assert model.about["recipe"] == amips.Recipe().to_json()
         assert model.about["seconds"] < 3
         assert model.about["val"][SCAN] <= model.about["start"][SCAN]
 
