@@ -39,7 +39,7 @@ def graph_design(
 ) -> Design:
     """A graph over the keys of a task: lean, unless so few dimensions or keys leave nothing to save."""
     if storage is None:
-        lean = dimensions is not None or (task.d > STEP and task.n >= FEWEST_KEYS["lean"])
+        lean = dimensions is not None or (task.d >= STEP and task.n >= FEWEST_KEYS["lean"])
         storage = "lean" if lean else "flat"
     return Design.graph(storage=storage, dimensions=dimensions, entries=entries, learned=learned)
 
