@@ -116,8 +116,8 @@ def place(data, tmp_path, monkeypatch):
     faiss.write_index(index, str(tmp_path / "products.faiss"))
     real = fitting.Fitting.__init__
 
-    def little(self, work, settings, quiet):
-        real(self, work, replace(settings, minutes=min(settings.minutes, FIT_MINUTES)), quiet)
+    def little(self, work, settings, *others):
+        real(self, work, replace(settings, minutes=min(settings.minutes, FIT_MINUTES)), *others)
 
     monkeypatch.setattr(fitting.Fitting, "__init__", little)
     monkeypatch.setattr(loop, "DEFAULT_MINUTES", TRAIN_MINUTES)
