@@ -27,6 +27,7 @@ from amips.bench import (
 from paper.claims import Claim, Finding, claim_values, verdict
 from paper.ivf import SMALL_SIZES, mapper, title
 from paper.mapped_backends import IVF_TITLE, Measurement, backend_ways, measure, method, titled, with_x
+from paper.mappers import budget
 from paper.returned import FRACTIONS, one_index_ways, search_returned
 from paper.search_runs import CLEARLY, IVF, Searched, Way, lead, none_if_nan, points
 from paper.workspace import Workspace
@@ -98,9 +99,9 @@ def run(workspace: Workspace) -> Summary:
             *([("not run", ", ".join(title_of(name) for name in absent))] if absent else []),
         ],
         method=[
-            f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). FAISS IVF with x is the "
-            "front over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; where a prediction searches or routes, "
-            "there are 4 sqrt(n). Other backends have the settings that amips gives them.",
+            f"Each KeyNet was trained for {budget(workspace)} (recipe {scale.recipe!r}). FAISS IVF with x "
+            "is the front over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; where a prediction searches or "
+            "routes, there are 4 sqrt(n). Other backends have the settings that amips gives them.",
             "As returned: recalls of 0.01, 0.1 and 0.5 % of n ask whether the top key is among so many "
             "results of the engine itself, for x and for the predicted key, on the same index (FAISS IVF: "
             "sqrt(n) cells); the times of 0.1 % are taken with as many. HNSW, which the paper does not have, "

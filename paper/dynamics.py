@@ -13,12 +13,14 @@ from paper.mappers import (
     HALF,
     ONE_SEED,
     Trained,
+    budget,
     counted,
     draws,
     erel_cells,
     grid,
     in_millions,
     pairs,
+    settled,
 )
 from paper.workspace import Workspace
 
@@ -53,7 +55,7 @@ def run(workspace: Workspace) -> Summary:
             ("val and test queries", f"{len(task.val):,} and {len(task.test):,}"),
         ],
         method=[
-            f"KeyNet, c = 1, each trained for {workspace.scale.budget} (recipe {workspace.scale.recipe!r}), "
+            f"KeyNet, c = 1, each trained for {budget(workspace)} (recipe {workspace.scale.recipe!r}), "
             f"in which the rate falls to 0. Curves are of the averaged weights on val, {EVALUATIONS} "
             "evaluations a run; the end is measured on test. " + HALF,
             "At equal samples the errors are read off the curves on val; the rate of a run that went on from "
@@ -145,7 +147,7 @@ def compare(networks: list[Trained], equal: float) -> list[Finding]:
         Claim(
             "larger models reach lower errors",
             WHERE,
-            sure == len(by_size),
+            settled(wins, sure, len(by_size)),
             f"Size: of {len(by_size)} pairs that differ in size alone, the larger network ends with the "
             f"lower erel on test in {wins} (surely in {sure})",
         )

@@ -26,7 +26,7 @@ from amips.errors import AmipsError
 from amips.task import Task
 from paper.claims import Claim, Finding, claim_values, verdict
 from paper.ivf import METRICS, TARGETS, index_ways
-from paper.mappers import EREL_HEAD, HALF, ONE_SEED, Trained, difference, draws, erel_cells, trained
+from paper.mappers import EREL_HEAD, HALF, ONE_SEED, Trained, budget, difference, draws, erel_cells, trained
 from paper.search_runs import CLEARLY, ORIGINAL, Query, Way, front_of, lead, none_if_nan, search_all
 from paper.workspace import Workspace
 
@@ -103,7 +103,7 @@ def run(workspace: Workspace) -> Summary:
             for place in places
         ],
         method=[
-            f"KeyNet {' and '.join(SIZES)}, c = 1, each trained for {scale.budget} (recipe "
+            f"KeyNet {' and '.join(SIZES)}, c = 1, each trained for {budget(workspace)} (recipe "
             f"{scale.recipe!r}) on every data set, with the same settings. A network has a fixed fraction of "
             "n d parameters, so that it is larger where the dimension is.",
             "Search as in ivf: with x over indexes of sqrt(n) / 2 to 10 sqrt(n) cells, "

@@ -46,10 +46,8 @@ def run(workspace: Workspace) -> Summary:
     name = workspace.scale.name
     networks: dict[int, Trained] = {}
     for horizon in HORIZONS:
-        part = portion(name, horizon)
-        tag = "" if part == 1 else f"x{horizon}"
-        depth = paper_depth(workspace)
-        networks[horizon] = trained(workspace, task, "KeyNet", SIZE, depth, portion=part, tag=tag)
+        part, depth = portion(name, horizon), paper_depth(workspace)
+        networks[horizon] = trained(workspace, task, "KeyNet", SIZE, depth, portion=part)
     findings = compare(networks)
     values: dict[str, Any] = {
         "networks": {str(horizon): one.described() for horizon, one in networks.items()},

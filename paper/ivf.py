@@ -32,7 +32,7 @@ from amips.metrics import front
 from amips.task import Task
 from paper import one_index
 from paper.claims import Claim, Finding, claim_values, verdict
-from paper.mappers import trained
+from paper.mappers import budget, trained
 from paper.returned import FRACTIONS, at_equal_probes, kinds_of, one_index_ways, search_returned
 from paper.search_runs import (
     CLEARLY,
@@ -93,7 +93,8 @@ def index_ways(n: int, runs: Mapping[str, str], mapped: Mode = "drop-in") -> dic
 def run(workspace: Workspace) -> Summary:
     """Original, drop-in and routed, for every size."""
     task = workspace.mapping_task()
-    sizes = SIZES if workspace.scale.name not in ("smoke", "replica") else workspace.scale.sizes
+    few = {"smoke": workspace.scale.sizes, "replica": SIZES[:3]}
+    sizes = few.get(workspace.scale.name, SIZES)
     runs = {size: mapper(workspace, task, size) for size in sizes}
     searched = search_all(workspace, task, "ivf", index_ways(task.n, runs), None, times=True)
     test = searched.test
@@ -125,7 +126,7 @@ def run(workspace: Workspace) -> Summary:
         ],
         curves=training_curves({run: f"KeyNet {size}" for size, run in runs.items()}),
         method=[
-            f"Each KeyNet was trained for {scale.budget} (recipe {scale.recipe!r}). One index: sqrt(n) "
+            f"Each KeyNet was trained for {budget(workspace)} (recipe {scale.recipe!r}). One index: sqrt(n) "
             f"cells, common probes, the size that finds most on val (KeyNet {best}). Then, with x, the front "
             "is over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; with a prediction, one index of 4 sqrt(n) "
             "cells was searched.",

@@ -14,6 +14,7 @@ from paper.mappers import (
     KINDS,
     ONE_SEED,
     Trained,
+    budget,
     difference,
     draws,
     paper_depth,
@@ -82,7 +83,7 @@ def run(workspace: Workspace) -> Summary:
         charts=[_chart(networks)],
         facts=task_facts(task),
         method=[
-            f"{SIZE}, L = {paper_depth(workspace)}, c = 1, each trained for {workspace.scale.budget} (recipe "
+            f"{SIZE}, L = {paper_depth(workspace)}, c = 1, each trained for {budget(workspace)} (recipe "
             f"{workspace.scale.recipe!r}). Score is SupportNet's score loss and KeyNet's consistency loss "
             "(weight 0.01), gradient is SupportNet's gradient loss and KeyNet's key loss (weight 1), a sum "
             "over d as in the paper's formulas; averaged: its mean over d, as in the authors' code.",

@@ -28,6 +28,7 @@ Doubles = NDArray[np.float64]
 KINDS = {"KeyNet": KeyNet, "SupportNet": SupportNet}
 BLOCK_FLOATS = 1 << 22
 EVALUATIONS = 10  # in a run of the scale's budget
+PORTIONS = {"replica": 3.0}  # of the scale's budget, for each network: beyond, nothing is gained (`horizon`)
 LOWER_IS_BETTER = ("erel", "score", "key")
 EREL_HEAD = ("erel", "erel_half", "exp(erel)", "exp(erel_half)")
 HALF = (
@@ -135,6 +136,17 @@ def base_depth(workspace: Workspace) -> int:
     return 2 if workspace.scale.name == "smoke" else 4
 
 
+def portion_of(workspace: Workspace) -> float:
+    """How much of the scale's budget a network has where an experiment does not vary it."""
+    return PORTIONS.get(workspace.scale.name, 1.0)
+
+
+def budget(workspace: Workspace) -> str:
+    """The training of a network where an experiment does not vary it, in words."""
+    portion = portion_of(workspace)
+    return f"{portion:g} times {workspace.scale.budget}" if portion != 1 else workspace.scale.budget
+
+
 def paper_depth(workspace: Workspace) -> int:
     """Where the paper has one depth, 16: that, if the scale allows."""
     return 16 if workspace.scale.name == "full" else base_depth(workspace)
@@ -142,13 +154,15 @@ def paper_depth(workspace: Workspace) -> int:
 
 def depths(workspace: Workspace) -> tuple[int, ...]:
     """The depths of an experiment that varies them; those of the paper at full."""
-    return {"smoke": (2, 4), "small": (2, 4, 8)}.get(workspace.scale.name, (4, 8, 16))
+    return {"smoke": (2, 4), "small": (2, 4, 8), "replica": (4, 8)}.get(workspace.scale.name, (4, 8, 16))
 
 
 def sizes(workspace: Workspace) -> tuple[str, ...]:
     """The sizes of an experiment that compares them: two at least, at full all six of the paper."""
     if workspace.scale.name == "full":
         return tuple(SIZES)
+    if workspace.scale.name == "replica":  # a network takes seconds there
+        return ("XS", "S", "M")
     return workspace.scale.sizes if len(workspace.scale.sizes) > 1 else ("XS", "S")
 
 
@@ -159,30 +173,34 @@ def trained(
     size: str,
     depth: int | None = None,
     recipe: Recipe | None = None,
-    portion: float = 1.0,
+    portion: float | None = None,
     tag: str = "",
 ) -> Trained:
     """A KeyNet or SupportNet, trained on a task of one cell, or read back from an earlier run.
 
     Args:
-        recipe, portion: as for `Workspace.model`.
-        tag: tells the run from others where these are not the scale's.
+        recipe, portion: as for `Workspace.model`; without a portion the usual one of the scale.
+        tag: tells the run from others where the recipe is not the scale's.
     """
+    portion = portion_of(workspace) if portion is None else portion
     depth = base_depth(workspace) if depth is None else depth
-    parts = [kind, size, *([str(depth)] if depth != base_depth(workspace) else []), *([tag] if tag else [])]
-    name = "-".join(parts).lower()
+    parts = [kind, size, *([str(depth)] if depth != base_depth(workspace) else [])]
+    parts += [f"x{portion:.3g}"] if portion != 1 else []
+    name = "-".join([*parts, *([tag] if tag else [])]).lower()
     # As many evaluations a minute whatever the portion: a curve is then as fine.
     evaluations = max(1, round(EVALUATIONS * portion))
     model = workspace.model(task, KINDS[kind](size=size, depth=depth), name, recipe, portion, evaluations)
     return Trained(kind, size, depth, task, workspace.run_directory(name, task), model)
 
 
-def grid(workspace: Workspace, task: Task, kinds: Sequence[str]) -> list[Trained]:
-    """Networks of these kinds in every size and depth of the scale."""
+def grid(
+    workspace: Workspace, task: Task, kinds: Sequence[str], of_sizes: Sequence[str] = ()
+) -> list[Trained]:
+    """Networks of these kinds in every depth and in these sizes, by default every size, of the scale."""
     return [
         trained(workspace, task, k, size, depth)
         for k in kinds
-        for size in sizes(workspace)
+        for size in of_sizes or sizes(workspace)
         for depth in depths(workspace)
     ]
 
@@ -243,6 +261,11 @@ def counted(
     gains = [difference(second, first, metric, bootstrap) for first, second in compared]
     wins = [gain for gain in gains if better(gain, metric)]
     return len(wins), sum(gain.sure for gain in wins)
+
+
+def settled(won: int, sure: int, total: int) -> bool | None:
+    """Whether all of so many pairs go one way: None if they do, but not all surely."""
+    return None if won == total > sure else sure == total
 
 
 def in_millions(networks: Sequence[Trained]) -> str:

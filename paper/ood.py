@@ -60,7 +60,8 @@ def run(workspace: Workspace) -> Summary:
         "mapped": [System(plain, run=run_of, mode="drop-in", label=label)],
         "routed": [System(plain, run=run_of, label=label)],
     }
-    sigmas = SIGMAS if workspace.scale.name != "smoke" else (0.0, 0.03)
+    few = {"smoke": (0.0, 0.03), "replica": (0.0, 0.02, 0.03, 0.06)}
+    sigmas = few.get(workspace.scale.name, SIGMAS)
     curves: dict[str, dict[str, Any]] = {}
     for sigma in sigmas:
         noisy = perturbed(task, sigma, workspace.seed)

@@ -136,8 +136,9 @@ def note() -> str:
         "counted; copies and samples as in the published code where it gives them (FIQA, NQ). The replica "
         "takes the first reading: its parameters for a source query lie between those of HotpotQA and NQ, "
         "its rows within the paper's range. It differs in the size, S and for routing M instead of XS, which "
-        "would have a width of 46 there, in the epochs, which are fewer, and in the queries, none of which "
-        "was written for these keys. Of the second reading nothing is measured here: there XS "
+        "would have a width of 46 there, in the epochs, which are fewer (the table has those of `leak`; most "
+        "other networks had three to four times as many), and in the queries, none of which was written "
+        "for these keys. Of the second reading nothing is measured here: there XS "
         "has one parameter for a source query, and every query was written for a key."
     )
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips import Design, KeyNet, label
-from amips.bench import Summary
+from amips import Design, KeyNet, SupportNet, label
+from amips.bench import Summary, cells_of
 from amips.builder import Builder, graph_searcher
 from amips.cells import default_count
 from amips.errors import ResultsError
@@ -23,10 +23,10 @@ from amips.nets import Model
 from amips.search import (
     DROP_IN_CANDIDATES,
     GraphSearcher,
-    Index,
     MemorySearcher,
     Point,
     Searcher,
+    Snapshot,
     calibrated,
     margin_ladder,
     mass_bounds,
@@ -50,9 +50,11 @@ from paper.repeats_summary import (
     RECALL,
     ROUNDS,
     ROUTED,
+    SUPPORT,
     TARGETS,
     summarize,
 )
+from paper.routing import SCORED_128, network_recipe
 from paper.search_runs import none_if_nan
 from paper.workspace import Workspace
 
@@ -61,6 +63,8 @@ ENOUGH = 0.985  # recall@10 beyond which nothing is measured
 LEARNED = 0.5  # the share of the log that cells, router and graph are made of
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128)
 TIMED = 200  # queries that are timed one by one
+SUPPORTED = 128  # cells that the SupportNet chooses from, as in the paper,
+PORTION = 3.0  # ... and its samples, of the scale's
 POPULAR = 8  # one of so many queries of the data is popular, where the scale does not say how many
 
 
@@ -94,18 +98,24 @@ def popular_queries(workspace: Workspace) -> int:
     return workspace.scale.sources or workspace.queries.n // POPULAR
 
 
-def repeats_task(workspace: Workspace, share: float) -> tuple[Task, NDArray[np.bool_]]:
-    """The log of a share as a task split by time, and which of its rows ask a popular query."""
+def repeats_task(workspace: Workspace, share: float, cells: int = 1) -> tuple[Task, NDArray[np.bool_]]:
+    """The log of a share as a task split by time, and which of its rows ask a popular query.
+
+    Args:
+        cells: plain cells of the task, with targets for each where there are several.
+    """
     scale, queries = workspace.scale, workspace.queries
     popular = popular_queries(workspace)
     held_out = min(scale.held_out, queries.n // 8)
     log, again = make_log(queries, share, queries.n, popular, workspace.seed)
-    out = workspace.work / f"task-repeats-{round(100 * share)}"
+    name = f"task-repeats-{round(100 * share)}" + (f"-{cells}" if cells > 1 else "")
     task = label(
         workspace.keys,
         log,
-        out=out,
-        cells=1,
+        out=workspace.work / name,
+        cells=cells,
+        query_aware=0.0,
+        cell_targets=cells > 1,
         split="time",
         val=held_out,
         test=held_out,
@@ -121,6 +131,15 @@ def remembering_network(workspace: Workspace, task: Task) -> Model:
     return workspace.model(task, KeyNet(workspace.scale.sizes[0]), "repeats")
 
 
+def supported_cells(workspace: Workspace) -> Searcher:
+    """Plain cells with a SupportNet that chooses among them, of traffic that all comes again."""
+    task = repeats_task(workspace, 1.0, min(SUPPORTED, workspace.keys.n // 4))[0]
+    recipe = network_recipe(workspace, task.d, SCORED_128)
+    spec = SupportNet(workspace.scale.sizes[0])
+    net = workspace.model(task, spec, "repeats-support", recipe, PORTION, evaluations=1)
+    return Builder(task, workspace.work / "designs-support").searcher(cells_of(task), net)
+
+
 def run(workspace: Workspace) -> Summary:
     """Measure every way at every share of traffic that comes again."""
     tasks = {share: repeats_task(workspace, share) for share in SHARES}
@@ -132,17 +151,26 @@ def run(workspace: Workspace) -> Summary:
     graph = graph_searcher(builder, builder.resolved(Design.graph()))
     cells = builder.searcher(builder.resolved(Design(counts[-1])))
     net = remembering_network(workspace, tasks[1.0][0])
+    supported = supported_cells(workspace)
     by_share = {}
     for share, (task, again) in tasks.items():
         place = workspace.work / f"repeats-{round(100 * share)}.json"
         if not place.exists():
-            write_json(place, measured(task, again, plain, graph, cells, net))
+            write_json(place, measured(task, again, plain, graph, cells, net, supported))
         by_share[share] = read_json(place, ResultsError)
     values = {f"{share:g}": by_share[share] for share in sorted(by_share)}
+    full = 2 * first.n * first.d
     about = {
         "samples": int(net.about["samples"]),
         "size": workspace.scale.sizes[0],
-        "network_flops": plain[0].with_model(net).router.network_flops / (2 * first.n * first.d),
+        "network_flops": plain[0].with_model(net).router.network_flops / full,
+        "support": {
+            "cells": supported.c,
+            "samples": int(supported.model.about["samples"]),
+            "network_flops": supported.router.network_flops / full,
+            "samples_a_second": supported.model.about["samples"] / supported.model.about["seconds"],
+            "samples_a_second_of_keynet": net.about["samples"] / net.about["seconds"],
+        },
     }
     return summarize(workspace, first, values, {**about, "popular": popular_queries(workspace)})
 
@@ -154,6 +182,7 @@ def measured(
     graph: GraphSearcher,
     cells: Searcher,
     net: Model,
+    supported: Searcher,
 ) -> dict[str, Any]:
     """Costs at recalls on the test queries of one log, by way; and of the memory, what it recognises."""
     graph = replace(graph, points=_swept(graph, task.val), target_recall=RECALL)
@@ -165,12 +194,13 @@ def measured(
         IVF: [_pair(p) for index in plain for p in measure(index, task.test)],
         ROUTED: [_pair(p) for index in plain for p in measure(index.with_model(net), task.test)],
         DROP_IN: [pair for index in plain for pair in _dropped_in(index.with_model(net), task)],
+        SUPPORT: [_pair(p) for p in measure(supported, task.test)],
         CELLS: [_pair(p) for p in _swept(cells, task.test)],
         GRAPH: walked,
         MEMORY: [*walked, *(_pair(p) for p in remembered)],
     }
     ivf = calibrated(plain[-1], task.val, RECALL)
-    indexes: dict[str, Index] = {IVF: ivf, CELLS: cells, GRAPH: graph, MEMORY: remembering}
+    indexes: dict[str, Snapshot] = {IVF: ivf, CELLS: cells, GRAPH: graph, MEMORY: remembering}
     full = 2 * task.n * task.d
     costs = {
         name: {f"{target:g}": none_if_nan(_cost(pairs, target) / full) for target in TARGETS}
@@ -229,7 +259,7 @@ def _cost(pairs: list[tuple[float, float]], target: float) -> float:
     return cost_at(cost, recall, target)
 
 
-def _times(indexes: dict[str, Index], task: Task) -> dict[str, list[float] | None]:
+def _times(indexes: dict[str, Snapshot], task: Task) -> dict[str, list[float] | None]:
     """Seconds of a test query alone and among all, at the recall, taken in turns; None if out of reach."""
     x = np.asarray(task.test.queries)
     best: dict[str, list[float] | None] = {}

@@ -32,7 +32,7 @@ from amips.cells import default_count
 from amips.nets import Model
 from amips.task import HELD_OUT, Task
 from paper.claims import claim_values, verdict
-from paper.mappers import Trained, trained
+from paper.mappers import Trained, budget, trained
 from paper.mixtures import data_with_mixtures
 from paper.scaling_summary import (
     AMIPS,
@@ -55,6 +55,7 @@ from paper.workspace import Workspace
 
 KEYS = (10_000, 31_623, 100_000, 316_228, 1_000_000, 2_000_000)
 LARGEST = (5_000_000, 15_000_000)  # at full: the paper's HotpotQA and BioASQ have so many
+REPLICA = (20_000, 44_721, 100_000)  # at the scale "replica", with the same source queries at every n
 STEPS = (0.1, 10**-0.5, 1.0)  # of the keys there are, at the scale "smoke"
 QUERIES = 20_000  # for training unless the scale has no limit: labelling 2 million keys for more takes hours
 FACTORS = (2.0, 4.0, 8.0)  # cells, in units of sqrt(n); queries are mapped over all but the first
@@ -67,6 +68,8 @@ def ladder(scale: str, n: int) -> list[int]:
     """The numbers of keys of a scale, where the data have n."""
     if scale == "smoke":
         return sorted({max(2, round(step * n)) for step in STEPS})
+    if scale == "replica":
+        return [*REPLICA]
     return [*KEYS, *(LARGEST if scale == "full" else ())]
 
 
@@ -113,7 +116,7 @@ def run(workspace: Workspace) -> Summary:
         method=[
             f"Labelling: exact top 10 of {values['labelled']:,} queries, the numbers of keys in turns, "
             f"median of {workspace.scale.rounds}. Training: KeyNet XS (1 % of n d parameters, so it grows "
-            f"with n) for {workspace.scale.budget} at every n, evaluations not counted; seconds a million "
+            f"with n) for {budget(workspace)} at every n, evaluations not counted; seconds a million "
             "samples.",
             "Search: with x over indexes of 2, 4 and 8 sqrt(n) cells; mapped, routed by KeyNet XS and by "
             f"linear routers ({workspace.scale.router_minutes:g} minutes at most each) over those of 4 and 8 "

@@ -99,12 +99,14 @@ def runner_of(workspace: Workspace, task: Task, folder: str, **options: Any) -> 
     """
     about = {"kind": "results", "keys": task.fingerprint, "experiment": folder, "seed": workspace.seed}
     store = ResultsStore(workspace.results(folder), about)
-    smoke = workspace.scale.name == "smoke"
     options = {"minutes": workspace.scale.router_minutes, **options}
+    replica = workspace.scale.name == "replica"  # runs twice, once for each split: times are taken twice,
+    if replica:
+        options["all_threads"] = False  # ... and on one thread
     settings = Settings(
         batch=batch_of(workspace),
-        singles=8 if smoke else 64,
-        rounds=workspace.scale.rounds,
+        singles=8 if workspace.scale.name in ("smoke", "replica") else 64,
+        rounds=2 if replica else workspace.scale.rounds,
         seed=workspace.seed,
         progress=workspace.progress,
         **options,
@@ -114,7 +116,7 @@ def runner_of(workspace: Workspace, task: Task, folder: str, **options: Any) -> 
 
 def batch_of(workspace: Workspace) -> int:
     """Queries in the large batch of experiments that measure times, where there are as many."""
-    return 64 if workspace.scale.name == "smoke" else 1024
+    return {"smoke": 64, "replica": 256}.get(workspace.scale.name, 1024)
 
 
 def none_if_nan(value: float) -> float | None:

@@ -150,8 +150,10 @@ class Workspace:
         return other
 
     def results(self, name: str) -> Path:
-        """Where an experiment stores its runs: a place for each split."""
-        return self.out / (name if self.split_by == BY_SOURCE else f"{name}-by-{self.split_by}")
+        """Where an experiment stores its runs, NAME or NAME/PART: a place for each split, with all parts."""
+        own, _, part = name.partition("/")
+        place = self.out / (own if self.split_by == BY_SOURCE else f"{own}-by-{self.split_by}")
+        return place / part if part else place
 
     @cached_property
     def pool(self) -> Pool:

@@ -128,6 +128,7 @@ def test_the_numbers_of_keys():
         found = scaling.ladder(scale, 100_000)
         assert (found[0], found[-1]) == (10_000, most)
         assert found == sorted(found)
+    assert scaling.ladder("replica", 100_000) == [20_000, 44_721, 100_000]
     assert sweep(10_000, scaling.FACTORS) == [200, 400, 800]
     assert sweep(60, scaling.FACTORS) == [15, 30]  # two keys a cell at least
 

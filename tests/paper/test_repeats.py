@@ -7,7 +7,7 @@ from amips.vectors import open_vectors
 from helpers import make_world
 from paper import repeats, repeats_summary
 from paper.claims import claims_of
-from paper.repeats_summary import CELLS, DROP_IN, GRAPH, IVF, MEMORY, ROUTED
+from paper.repeats_summary import CELLS, DROP_IN, GRAPH, IVF, MEMORY, ROUTED, SUPPORT
 from paper.workspace import Workspace
 
 
@@ -54,11 +54,12 @@ def test_an_experiment_from_end_to_end(tmp_path):
     shares = summary.values["shares"]
     assert list(shares) == ["0", "0.25", "0.5", "0.75", "1"]
     for share, one in shares.items():
-        assert set(one["costs"]) == {IVF, DROP_IN, ROUTED, CELLS, GRAPH, MEMORY}
+        assert set(one["costs"]) == {IVF, DROP_IN, ROUTED, SUPPORT, CELLS, GRAPH, MEMORY}
         assert one["again"] == pytest.approx(float(share), abs=0.1)
     assert shares["1"]["costs"][MEMORY]["0.95"] < shares["1"]["costs"][GRAPH]["0.95"]
     assert [chart.name for chart in summary.charts] == ["repeats"]
-    assert len(claims_of(summary)) == 2
+    assert len(claims_of(summary)) == 3
+    assert summary.values["support"]["cells"] == 128
     assert "A memory of the log in front of the graph" in summary.verdict[0]
 
 
@@ -80,6 +81,7 @@ def test_what_is_said_follows_from_the_figures():
             IVF: (0.1, 0.1),
             DROP_IN: (None, 0.05),
             ROUTED: (0.2, 0.3),
+            SUPPORT: (None, None),
         }
     )
     assert repeats_summary.gains(values, MEMORY, GRAPH) == {0.0: 1.0, 1.0: 2.0}
@@ -87,9 +89,11 @@ def test_what_is_said_follows_from_the_figures():
     said = repeats_summary.findings(values)
     assert "1.00 at 0, 2.00 at 1" in said[0]
     assert said[1] == "It pays from a share of 1 on."
-    mapped, routed = said[2:]
+    mapped, routed, supported = said[2:]
     assert mapped.held
     assert "at best 2.00 times fewer FLOPs than FAISS IVF searched with x" in mapped.evidence
     assert "from a share of 1 on, and the graph with a memory needs 5.0 times fewer" in mapped.evidence
     assert not routed.held
     assert "it pays at no share" in routed.evidence
+    assert supported.evidence == f"{SUPPORT}: it reaches none of these recalls"
+    assert supported.where == "Section 4.3, Figure 4"

@@ -15,9 +15,10 @@ from amips.vectors import unit_rows
 from helpers import make_world
 from paper import run_experiment
 from paper.claims import Claim, claim_values, claims_of, verdict
+from paper.mappers import budget, portion_of
 from paper.pool import NOISE, draw_pool
 from paper.ratios import GENERATED, PEOPLE, paper_regimes, ratios_table, regime_of
-from paper.routing import router_recipe
+from paper.routing import network_recipe
 from paper.splits import NOT_RUN, claims_table, outcome, side_by_side, stamped
 from paper.workspace import SCALES, Workspace
 
@@ -232,10 +233,26 @@ def test_the_replica_keeps_the_papers_ratios():
 
 
 def test_routers_of_the_replica_weigh_scores_as_the_published_code_does(workspace):
-    assert router_recipe(workspace, 16) == workspace.recipe()
-    recipe = router_recipe(replaced(workspace, name="replica"), 16)
+    assert network_recipe(workspace, 16) == workspace.recipe()
+    recipe = network_recipe(replaced(workspace, name="replica"), 16)
     assert (recipe.score, recipe.consist) == (16 * 0.01, 16 * 0.01)
     assert (recipe.grad, recipe.key) == (1.0, 1.0)
+    scored = network_recipe(replaced(workspace, name="replica"), 16, 100.0)
+    assert (scored.score, scored.consist) == (100 * 16 * 0.01, 16 * 0.01)
+
+
+def test_each_split_has_a_place_for_all_parts_of_an_experiment(workspace):
+    """A part of one split must not make the place of the other before it is there."""
+    rows, source = (workspace.by(split) for split in ("rows", "source"))
+    assert source.results("ivf/returned-0.1") == workspace.out / "ivf" / "returned-0.1"
+    assert rows.results("ivf/returned-0.1") == workspace.out / "ivf-by-rows" / "returned-0.1"
+    assert rows.results("ivf") == workspace.out / "ivf-by-rows"
+
+
+def test_networks_of_the_replica_have_three_units(workspace):
+    assert budget(workspace) == "2,048 samples"
+    replica = replaced(workspace, name="replica")
+    assert (portion_of(replica), budget(replica)) == (3.0, "3 times 2,048 samples")
 
 
 def replaced(workspace, **fields):

@@ -114,6 +114,8 @@ def test_a_difference_is_sure_where_its_interval_leaves_out_zero():
     pair = [(other, one)]
     assert mappers.counted(pair, "erel", Bootstrap(400)) == (1, 1)
     assert mappers.counted(pair, "mrr", Bootstrap(400)) == (0, 0)
+    # All go one way, and surely; all, but not all surely; not all.
+    assert [mappers.settled(*counts) for counts in ((3, 3, 3), (3, 2, 3), (2, 2, 3))] == [True, None, False]
 
 
 def test_per_row_errors_have_the_means_that_evaluate_gives(workspace):
