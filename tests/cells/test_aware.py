@@ -43,7 +43,7 @@ def moved(monkeypatch):
     given = []
 
     def record(keys, count, **options):
-        given.append(np.array(keys))
+        given.append(np.array(open_vectors(keys).load()))
         return kmeans(keys, count, **options)
 
     monkeypatch.setattr(aware, "kmeans", record)
@@ -126,18 +126,21 @@ class TestCells:
         one, many = (query_aware(*world, 9, iterations=i) for i in (1, 20))
         assert (one.assignment != many.assignment).any()
 
-    def test_too_many_keys_for_memory_go_to_a_file(self, world, monkeypatch):
+    def test_too_many_keys_for_memory_are_computed_as_they_are_read(self, world):
+        keys, queries, top = world
+        parts = (open_vectors(keys), open_vectors(queries), top, 1.5)
+        few = 4 * N * D * aware.SHARE
+        in_memory, computed = (aware.towards_queries(*parts, memory=few - less) for less in (0, 1))
+        assert in_memory.array is not None  # just as many as may be held
+        assert computed.array is None
+        np.testing.assert_array_equal(computed.load(), in_memory.load())
+        for start in (0, 1, N // 2):
+            np.testing.assert_array_equal(computed.rows(start, start + 9), in_memory.rows(start, start + 9))
+
+    def test_cells_are_the_same_with_little_memory(self, world, monkeypatch):
         want = query_aware(*world, 9)
-        opened = []
-        real = aware.open_memmap
-        monkeypatch.setattr(aware, "open_memmap", lambda path, *a: opened.append(path) or real(path, *a))
-        monkeypatch.setattr(aware, "IN_MEMORY", 4 * N * D)
-        query_aware(*world, 9)
-        assert not opened  # just as many as may be held
         monkeypatch.setattr(aware, "IN_MEMORY", 4 * N * D - 1)
         cells = query_aware(*world, 9)
-        assert len(opened) == 1
-        assert not opened[0].parent.exists()
         np.testing.assert_array_equal(cells.assignment, want.assignment)
         np.testing.assert_array_equal(cells.centroids, want.centroids)
 

@@ -108,7 +108,10 @@ def test_a_frame_of_any_library(rows):
         (lambda rows: pa.chunked_array([[[1.0, 2.0], None]]), "empty cell"),
         (lambda rows: pa.scalar(3), "not a table of numbers"),
         (lambda rows: rows[0], r"expected a table of shape \[n, d\], got shape \[5\]"),
-        (lambda rows: "s3://bucket/keys.npy", "s3://bucket/keys.npy is an address.*copy it to this machine"),
+        (
+            lambda rows: "ftp://host/keys.npy",
+            "^ftp://host/keys.npy cannot be opened: Unrecognized file",
+        ),
     ],
 )
 def test_what_is_no_table_is_one_line(rows, source, match):

@@ -675,3 +675,39 @@ class TestMemory:
     def test_scattered_rows_do_not_hold_the_pages_of_the_file(self, wide):
         work = "x = vectors.take(np.arange(0, vectors.n, 40)[::-1])"
         assert self.grown(wide, work) < 60e6
+
+
+class TestGather:
+    """Scattered rows of a file, in one pass."""
+
+    @pytest.fixture
+    def mapped(self, tmp_path):
+        rows = np.random.default_rng(3).standard_normal((5000, D)).astype(np.float32)
+        np.save(tmp_path / "rows.npy", rows)
+        return rows, np.load(tmp_path / "rows.npy", mmap_mode="r")
+
+    @pytest.mark.parametrize("around", [1, 1 << 30], ids=["far apart", "dense"])
+    @pytest.mark.parametrize("count", [0, 1, 700])
+    def test_rows_come_in_the_order_asked_for(self, mapped, monkeypatch, count, around):
+        monkeypatch.setattr(vector_table, "GATHER", 64)
+        monkeypatch.setattr(vector_table, "READ_AROUND", around)
+        rows, file = mapped
+        ids = np.random.default_rng(4).integers(0, len(rows), count)  # some of them twice
+        np.testing.assert_array_equal(vector_table.gather(file, ids), rows[ids])
+
+    def test_a_row_that_is_not_there(self, mapped):
+        with pytest.raises(IndexError):
+            vector_table.gather(mapped[1], np.array([0, 5000]))
+
+    def test_the_file_is_read_from_low_to_high(self, mapped, monkeypatch):
+        monkeypatch.setattr(vector_table, "GATHER", 16)
+        asked = []
+
+        class Noted(np.memmap):
+            def __getitem__(self, ids):
+                asked.append(ids)
+                return np.asarray(self)[ids]
+
+        file = mapped[1].view(Noted)
+        vector_table.gather(file, np.random.default_rng(4).permutation(100))
+        assert np.concatenate(asked).tolist() == list(range(100))

@@ -10,18 +10,20 @@ directory/
 import hashlib
 import json
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from amips.builder.graphs import graph_searcher, resolved_graph
-from amips.builder.kept_files import cached, read_arrays
+from amips.builder.kept_files import cached, read_cells, read_second, write_cells, write_second
 from amips.builder.memories import remembering
 from amips.builder.reduced import fewest_dimensions
+from amips.builder.training_workers import workers_for
 from amips.cells import ITERATIONS, Cells, fingerprint_of, make_cells
+from amips.cluster import connected
 from amips.design import OWN, Design, RouterSpec
 from amips.errors import AmipsError, BundleError, RunError, TrainingInterrupted
 from amips.extras import needs_extra
@@ -33,19 +35,25 @@ from amips.nets import DEFAULT_MINUTES, Linear, MaxAffine, Model, initial_model
 from amips.routers import check_fits, router_for
 from amips.scratch import Scratch
 from amips.search import (
+    DEPTH_QUERIES,
+    KEEP_LOG,
+    Demand,
     GraphSearcher,
-    Index,
+    Origin,
+    QueryLog,
     Searcher,
+    Snapshot,
+    WrappedIndex,
     calibrated,
     calibrated_graph,
     estimate_routing,
-    load,
+    learn_placement,
+    near_target,
+    read_index,
     save,
     second_cells,
 )
 from amips.task import Task
-
-Value = TypeVar("Value")
 
 
 class Builder:
@@ -58,6 +66,9 @@ class Builder:
         recall: the recall@10 that indexes are made for: what second cells are chosen by and `search` serves.
         iterations, points: of k-means, on so many keys a cell; None: on all of them where cells are few.
         device: where routers are trained, as in `train`.
+        ray: a Ray cluster that partitions keys and trains routers, as in `label` and `train`.
+        keep_log: training queries that an index keeps, at most, and a fifth of that held out; 0 for none.
+        memory: a bound on the bytes that making cells takes, beside the index; None for none.
     """
 
     def __init__(
@@ -71,10 +82,14 @@ class Builder:
         iterations: int = ITERATIONS,
         points: int | None = None,
         device: str | None = None,
+        ray: str | None = None,
         progress: bool = False,
+        keep_log: int = KEEP_LOG,
+        memory: int | None = None,
     ) -> None:
         self.task, self.minutes, self.recall, self.seed = task, minutes, recall, seed
         self.iterations, self.points, self.device, self.progress = iterations, points, device, progress
+        self.keep_log, self.memory, self.ray = keep_log, memory, ray
         task.verify()  # what is made is known by the fingerprint of the keys: they must be these
         self._scratch: Scratch | None = None
         if directory is None:
@@ -82,8 +97,16 @@ class Builder:
             directory = self._scratch.path
         self.directory = local(directory, RunError)
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.workers = None if ray is None else workers_for(ray, self.directory)
         # What is kept belongs to this task and these settings: another builder may use the same directory.
-        inputs = [task.fingerprint, task.options, seed, iterations, points]
+        inputs = [
+            task.fingerprint,
+            task.options,
+            seed,
+            iterations,
+            points,
+            *([] if memory is None else [memory]),
+        ]
         self.inputs = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
         self._projection: Projection | None = None
         self._store: tuple[str, FaissCellStore] | None = None  # one: an index is what takes memory
@@ -100,7 +123,7 @@ class Builder:
     def lean_dimensions(self) -> int | None:
         """What `fewest_dimensions` finds for the task."""
         if not self._dimensions:
-            self._dimensions = [fewest_dimensions(self.task, self.projection)]
+            self._dimensions = [fewest_dimensions(self.task, self.projection, memory=self.memory)]
         return self._dimensions[0]
 
     def check(self, design: Design) -> None:
@@ -132,20 +155,15 @@ class Builder:
         strength = design.query_aware
 
         def partition() -> Cells:
-            return make_cells(
-                self.task.key_vectors,
-                design.cells,
-                self.task.train.vectors,
-                self.task.train.top_ids,
-                strength=strength,
-                iterations=self.iterations,
-                points=self.points,
-                seed=self.seed,
-            )
+            inputs = self.task.key_vectors, design.cells, self.task.train.vectors, self.task.train.top_ids
+            settings: Any = {"iterations": self.iterations, "points": self.points, "seed": self.seed}
+            settings["memory"] = self.memory
+            with connected(self.ray) as cluster:
+                return make_cells(*inputs, strength=strength, cluster=cluster, **settings)
 
         n, d = self.task.n, self.task.d
-        read = partial(_read_cells, n=n, c=design.cells, d=d)
-        return cached(self.directory / name, partition, _write_cells, read)
+        read = partial(read_cells, n=n, c=design.cells, d=d)
+        return cached(self.directory / name, partition, write_cells, read)
 
     def task_of(self, design: Design) -> Task:
         """The task with the cells of the design."""
@@ -168,12 +186,14 @@ class Builder:
             return train(
                 self.task_of(design),
                 design.router,
-                recipe=design.recipe,
+                recipe=replace(design.recipe, batch=design.recipe.batch // (self.workers or 1)),
                 minutes=self.minutes,
                 out=self.run_directory(design),
                 resume="auto",
                 seed=self.seed,
                 device=self.device,
+                ray=self.ray if self.workers else None,
+                workers=self.workers,
                 # What was gained is the caller's to say: a fit or a bench prints its own results.
                 progress="bar" if self.progress else False,
             )
@@ -183,7 +203,7 @@ class Builder:
     def run_directory(self, design: Design) -> Path:
         """Where the training run of a design's router is kept."""
         name = f"run-{self.resolved(design).part('router')}-{self.inputs}-{self.minutes:g}"
-        return self.directory / name
+        return self.directory / (name if self.workers is None else f"{name}-{self.workers}")
 
     def projection(self, r: int) -> Projection:
         """The projection that keeps inner products of the task's queries and keys best in r dimensions."""
@@ -199,14 +219,14 @@ class Builder:
 
         def make() -> NDArray[np.int32] | None:
             router = router_for(model, task.cells.centroids)
-            return second_cells(task, router, design.spill_fraction, self.recall)
+            return second_cells(task, router, design.spill_fraction, self.recall, memory=self.memory)
 
         if not isinstance(model, Model | None):
             return make()
         parts = (self.resolved(design).part("second cells"), self.inputs, _identity(model))
         name = f"second-{'-'.join(parts)}-{self.recall:g}.npz"
-        read = partial(_read_second, n=task.n, c=task.c)
-        return cached(self.directory / name, make, _write_second, read)
+        read = partial(read_second, n=task.n, c=task.c)
+        return cached(self.directory / name, make, write_second, read)
 
     def store(self, design: Design, model: Any, second: NDArray[np.int32] | None = None) -> FaissCellStore:
         """The keys of a design by cell. The last one made is held: several ways to route it may follow."""
@@ -250,32 +270,65 @@ class Builder:
         searcher = Searcher(store, model, fingerprint=self.task.fingerprint, design=design)
         return replace(searcher, temperature=estimate_routing(searcher, self.task.val).temperature)
 
-    def index(self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None) -> Index:
-        """The index of a design, measured on the val queries; kept as a bundle if the builder made it all."""
+    def index(
+        self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None, near: bool = False
+    ) -> Snapshot:
+        """The index of a design, measured on the val queries; kept as a bundle if the builder made it all.
+
+        With `near`, cells are measured about the recall that they are for only: `completed` does the rest.
+        """
         design = self.resolved(design)
         self.check(design)
-        name = f"index-{design.fingerprint()}-{self.inputs}-{self.minutes:g}-{self.recall:g}"
+        name = f"index-{design.fingerprint()}-{self.inputs}-{self.minutes:g}-{self.recall:g}-{self.keep_log}"
         bundle = self.directory / name
         own = isinstance(model, str) and second is None
         if own and (bundle / "manifest.json").exists():
             try:
-                return load(bundle)
+                snapshot = read_index(bundle)
+                assert not isinstance(snapshot, WrappedIndex)
+                return snapshot
             except BundleError as problem:
                 raise BundleError(f"{problem}; delete {bundle}") from None
-        index: Index
+        index: Snapshot
         if design.memory:
             plain = self.index(replace(design, memory=0), model, second=second)
             assert isinstance(plain, Searcher | GraphSearcher)
             index = self.with_memory(plain, design.memory)
         elif design.structure == "graph":
-            index = calibrated_graph(graph_searcher(self, design), self.task.val, self.recall)
+            graph = replace(graph_searcher(self, design), origin=self._origin)
+            index = calibrated_graph(graph, self.task.val, self.recall)
         else:
-            index = calibrated(self.searcher(design, model, second=second), self.task.val, self.recall)
+            searcher = self.searcher(design, model, second=second)
+            if near:
+                return near_target(searcher, self.task.val, self.recall)
+            index = self.completed(searcher)
         if own:
             save(index, bundle)
         return index
 
-    def with_memory(self, index: Searcher | GraphSearcher, depth: int) -> Index:
+    def completed(self, searcher: Searcher, every: int = 1, depth_queries: int = DEPTH_QUERIES) -> Searcher:
+        """An index of cells with all operating points (see `calibrated`), and what new keys are placed by.
+
+        With `every` 0, those that it has stay, and only how deep filters go is measured.
+        """
+        placement = learn_placement(self.task, self._demand, searcher.router, searcher.store.centroids)
+        searcher = replace(searcher, placement=placement, origin=self._origin)
+        near = [point for point in searcher.points if not point.certain]  # finer, about the recall
+        parts = (self.task.val, self.recall, searcher.temperature if near else 0.0)
+        known = calibrated(searcher, *parts, every=every, depth_queries=depth_queries)
+        return replace(known, points=[*known.points, *near])
+
+    @cached_property
+    def _demand(self) -> Demand:
+        """Where the log wants keys: what new ones are placed by."""
+        return Demand.of(self.task, self.memory)
+
+    @cached_property
+    def _origin(self) -> Origin:
+        """What indexes say of where they come from."""
+        return Origin(self.task.n, QueryLog.of(self.task, self.keep_log, self.seed))
+
+    def with_memory(self, index: Searcher | GraphSearcher, depth: int) -> Snapshot:
         """The index with a memory of so many top keys of each training query, if that pays on val."""
         return remembering(self, index, depth)
 
@@ -288,34 +341,3 @@ def at_start(model: Any) -> bool:
 def _identity(model: Any) -> str:
     """Tells models apart: by their weights, or by the object."""
     return "centroids" if model is None else model.fingerprint if isinstance(model, Model) else str(id(model))
-
-
-def _write_cells(file: Any, cells: Cells) -> None:
-    np.savez(file, assignment=cells.assignment, centroids=cells.centroids)
-
-
-def _read_cells(path: Path, n: int, c: int, d: int) -> Cells:
-    """The partition; an error unless every cell number is one of a centroid."""
-    arrays = read_arrays(path)
-    assignment, centroids = arrays["assignment"].astype(np.int32), arrays["centroids"].astype(np.float32)
-    if assignment.shape != (n,) or centroids.shape != (c, d) or not np.isfinite(centroids).all():
-        raise RunError(f"{path} is damaged")
-    _check_range(assignment, 0, c, path)
-    return Cells(assignment, centroids)
-
-
-def _write_second(file: Any, second: NDArray[np.int32] | None) -> None:
-    np.savez(file, second=np.empty(0, np.int32) if second is None else second)
-
-
-def _read_second(path: Path, n: int, c: int) -> NDArray[np.int32] | None:
-    second = read_arrays(path)["second"].astype(np.int32)
-    if second.shape not in ((0,), (n,)):
-        raise RunError(f"{path} is damaged")
-    _check_range(second, -1, c, path)
-    return second if len(second) else None
-
-
-def _check_range(numbers: NDArray[np.int32], low: int, high: int, path: Path) -> None:
-    if numbers.size and not (low <= numbers.min() and numbers.max() < high):
-        raise RunError(f"{path} is damaged")

@@ -13,7 +13,19 @@ from amips.errors import AmipsError, RunError
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES, Model, Recipe, is_unfinished_run, load_model, spec_of
 from amips.resources import plain_resource_errors
-from amips.search import Index, check_bundle_place, check_labels, checked_second, save, with_facts
+from amips.search import (
+    KEEP_LOG,
+    Attributes,
+    Index,
+    Opened,
+    check_bundle_place,
+    check_labels,
+    checked_keep_log,
+    checked_second,
+    read_table,
+    save,
+    with_facts,
+)
 from amips.task import Task, load_task
 
 
@@ -32,8 +44,10 @@ def build(
     structure: Structure | None = None,
     recall: float = TARGET_RECALL,
     ids: Any = None,
+    attributes: Any = None,
     minutes: float = DEFAULT_MINUTES,
     seed: int = 0,
+    keep_log: int | bool = KEEP_LOG,
     progress: bool = False,
 ) -> Index:
     """Put the keys of a task into an index that a model routes, and measure it on the val queries.
@@ -55,7 +69,11 @@ def build(
             by codes of the storage, and no model. See `Design.graph`.
         recall: the recall@10 that `search` serves if it is asked for nothing else.
         ids: what to return for each key instead of 0..n-1: n whole numbers or n strings.
+        attributes: of the keys, for `search(..., where=)`: an Arrow table, a data frame, or a Parquet or
+            Arrow file, one row a key.
         minutes: of training a design's router, at most.
+        keep_log: training queries to keep in the bundle, at most, and a fifth of that held out: what
+            `drift` compares traffic with, and `refit` mixes in. False for none.
     """
     if out is not None:
         check_bundle_place(out)  # before the work, not after it
@@ -69,6 +87,7 @@ def build(
     task = load_task(task)
     model = _opened(model)
     labels = None if ids is None else check_labels(ids, task.n)
+    known = None if attributes is None else Attributes.of(read_table(attributes, task.n))
     second = None if second_cells is None else checked_second(second_cells, task.cells)
     if task.shares_sources:
         warnings.warn(
@@ -77,7 +96,8 @@ def build(
             stacklevel=2,
         )
     options = {"storage": storage, "dimensions": dimensions, "spill_fraction": spill_fraction, "stop": stop}
-    builder = Builder(task, minutes=minutes, recall=recall, seed=seed, progress=progress)
+    keep = checked_keep_log(keep_log)
+    builder = Builder(task, minutes=minutes, recall=recall, seed=seed, progress=progress, keep_log=keep)
     if structure == "graph" and design is None:
         of_cells = {
             "model": model,
@@ -106,10 +126,11 @@ def build(
         if dimensions is not None and storage is None:
             fields_of_design["storage"] = "lean"
         design = default_design(task, model, builder=builder, **fields_of_design)
-    index = with_facts(builder.index(design, model, second=second), labels=labels)
-    if out is not None:
-        save(index, out)
-    return index
+    index = with_facts(builder.index(design, model, second=second), labels=labels, attributes=known)
+    if out is None:
+        return Index(index)
+    save(index, out)
+    return Index(index, Opened.at(Path(out)))
 
 
 def default_design(

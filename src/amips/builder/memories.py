@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from amips.search import DIMENSIONS, GraphSearcher, Index, Memory, Searcher, with_facts, with_memory
+from amips.search import DIMENSIONS, GraphSearcher, Memory, Searcher, Snapshot, with_facts, with_memory
 from amips.vectors import first_equal
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def memory_of(builder: "Builder", depth: int) -> Memory:
     return Memory.build(train.vectors.take(distinct), top, projection.queries, builder.seed)
 
 
-def remembering(builder: "Builder", index: Searcher | GraphSearcher, depth: int) -> Index:
+def remembering(builder: "Builder", index: Searcher | GraphSearcher, depth: int) -> Snapshot:
     """The index with a memory of the log in front of it; as it is, if that does not pay on val."""
     better = with_memory(index, memory_of(builder, depth), builder.task.val, builder.recall)
     if better is None:

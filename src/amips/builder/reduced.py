@@ -22,9 +22,15 @@ LEAN_SAMPLE = 200  # queries this is looked up for
 
 
 def fewest_dimensions(
-    task: Task, projection: Callable[[int], Projection], candidates: int = REFINE * TOP
+    task: Task,
+    projection: Callable[[int], Projection],
+    candidates: int = REFINE * TOP,
+    memory: int | None = None,
 ) -> int | None:
-    """The fewest dimensions whose candidates hold nearly all of the true top keys; None if none are few."""
+    """The fewest dimensions whose candidates hold nearly all of the true top keys; None if none are few.
+
+    `memory` is a bound on the bytes that it takes.
+    """
     if task.n <= candidates or task.d <= STEP:
         return None  # every key is a candidate, or nothing is saved
     x, top = np.asarray(task.val.queries[:LEAN_SAMPLE]), np.asarray(task.val.top_ids[:LEAN_SAMPLE, :TOP])
@@ -32,7 +38,10 @@ def fewest_dimensions(
         if r >= task.d:
             return None
         reduced = projection(r)
-        best = exact.top_k(reduced.of_keys(task.key_vectors), x @ reduced.queries.T, candidates)[1]
+        bound = exact.MEMORY if memory is None else memory // 2
+        best = exact.top_k(
+            reduced.of_keys(task.key_vectors), x @ reduced.queries.T, candidates, memory=bound
+        )[1]
         if (top[:, :, None] == best[:, None, :]).any(axis=2).mean() >= LEAN_RECALL:
             return r
     return None

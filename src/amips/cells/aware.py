@@ -9,24 +9,21 @@ is; one that few asked for moves little. The keys themselves are not changed: on
 that are wanted together then lie together, so that a query finds its top keys in fewer cells.
 """
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from amips.cells.clustering import ITERATIONS, Cells, check, kmeans
+from amips.cluster import Cluster
 from amips.errors import VectorError
 from amips.metrics import TOP
 from amips.vectors import Floats, Vectors, open_vectors, unit_rows
 
-BLOCK_BYTES = 1 << 26  # of queries gathered at a time
+BLOCK_BYTES = 1 << 23  # of queries gathered at a time
 STRENGTH = 1.5  # s, where nothing else is known
-IN_MEMORY = 1 << 30  # bytes of moved keys that are held; more go to a temporary file
+IN_MEMORY = 1 << 30  # bytes of moved keys that are held, where no bound on the memory is given;
+SHARE = 4  # ... this part of it where one is. More are computed whenever they are read
 
 
 def make_cells(
@@ -41,12 +38,16 @@ def make_cells(
     iterations: int = ITERATIONS,
     points: int | None = None,
     seed: int = 0,
+    memory: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Cells:
     """The cells of a task or a design: query-aware of this strength, or by k-means where it is 0.
 
     Args:
         queries, top_ids: training queries and their top keys, best first; the first 10 of each count.
         spherical, runs: of k-means; query-aware cells are spherical, of one run.
+        memory: a bound on the bytes that it takes, where one is kept.
+        cluster: whose workers find the nearest centroids; the cells are the same.
     """
     if strength:
         return query_aware(
@@ -58,9 +59,19 @@ def make_cells(
             iterations=iterations,
             points=points,
             seed=seed,
+            memory=memory,
+            cluster=cluster,
         )
     return kmeans(
-        keys, count, spherical=spherical, runs=runs, iterations=iterations, points=points, seed=seed
+        keys,
+        count,
+        spherical=spherical,
+        runs=runs,
+        iterations=iterations,
+        points=points,
+        seed=seed,
+        memory=memory,
+        cluster=cluster,
     )
 
 
@@ -74,6 +85,8 @@ def query_aware(
     iterations: int = ITERATIONS,
     points: int | None = None,
     seed: int = 0,
+    memory: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Cells:
     """Partition keys into `count` cells by where they are and where the queries that want them are.
 
@@ -81,17 +94,17 @@ def query_aware(
         keys, queries: arrays or files; the queries are training queries.
         top_ids: the top keys of each query, best first, [m, k].
         strength: s above; 0 is plain spherical k-means.
-        iterations, points, seed: of k-means. The same seed gives the same cells.
+        iterations, points, seed, cluster: of k-means. The same seed gives the same cells.
+        memory: a bound on the bytes that it takes, where one is kept.
     """
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
     check_top(top_ids, queries.n, keys.n)
     check(int(count), 1, keys)
     if not 0 <= strength < np.inf:
         raise VectorError(f"strength={strength}: expected a finite number, not negative")
-    if strength == 0:
-        return kmeans(keys, count, iterations=iterations, points=points, seed=seed)
-    with towards_queries(keys, queries, top_ids, strength) as points_of_keys:
-        return kmeans(points_of_keys, count, iterations=iterations, points=points, seed=seed)
+    points_of_keys = keys if strength == 0 else towards_queries(keys, queries, top_ids, strength, memory)
+    options: Any = {"iterations": iterations, "points": points, "seed": seed}
+    return kmeans(points_of_keys, count, memory=memory, cluster=cluster, **options)
 
 
 def check_top(top_ids: NDArray[np.integer[Any]], m: int, n: int) -> None:
@@ -102,23 +115,28 @@ def check_top(top_ids: NDArray[np.integer[Any]], m: int, n: int) -> None:
         raise VectorError(f"top_ids: expected numbers from 0 to {n - 1}, one for each key")
 
 
-@contextlib.contextmanager
 def towards_queries(
-    keys: Vectors, queries: Vectors, top_ids: NDArray[np.integer[Any]], strength: float = STRENGTH
-) -> Iterator[Floats]:
-    """The points normalize(y / ||y|| + s m_y), [n, d]: in memory, or in a file while they are needed."""
-    with tempfile.TemporaryDirectory() as folder:
-        moved: Floats = (
-            np.empty((keys.n, keys.d), np.float32)
-            if 4 * keys.n * keys.d <= IN_MEMORY
-            else open_memmap(Path(folder, "points.npy"), "w+", np.float32, (keys.n, keys.d))
-        )
-        wanted = wanted_by(queries, top_ids, keys.n)
-        for start, block in keys.blocks(max(1, BLOCK_BYTES // (4 * keys.d))):
-            point = unit_rows(block)[0]
-            point += np.float32(strength) * wanted(start, start + len(block))
-            moved[start : start + len(block)] = unit_rows(point)[0]
-        yield moved
+    keys: Vectors,
+    queries: Vectors,
+    top_ids: NDArray[np.integer[Any]],
+    strength: float = STRENGTH,
+    memory: int | None = None,
+) -> Vectors:
+    """The points normalize(y / ||y|| + s m_y), [n, d]: in memory, or computed whenever they are read.
+
+    `memory` is a bound on the bytes that they may take together with what else is held. Computing them once
+    more costs less than a pass of k-means, and needs no room on a disk.
+    """
+    wanted = wanted_by(queries, top_ids, keys.n)
+
+    def moved(start: int, stop: int) -> Floats:
+        point = unit_rows(keys.rows(start, stop))[0]
+        point += np.float32(strength) * wanted(start, stop)
+        return unit_rows(point)[0]
+
+    points = Vectors("keys towards their queries", keys.n, keys.d, moved)
+    fits = IN_MEMORY if memory is None else memory // SHARE
+    return open_vectors(points.load(), points.name) if 4 * keys.n * keys.d <= fits else points
 
 
 def wanted_by(queries: Vectors, top_ids: NDArray[np.integer[Any]], n: int) -> Any:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,13 +11,26 @@ from numpy.typing import NDArray
 
 from amips.arguments import check_whole
 from amips.blas import faiss
+from amips.cells.lloyd import kmeans_on
+from amips.cluster import Cluster, Job
 from amips.errors import VectorError
-from amips.vectors import Floats, Vectors, open_vectors, row_norms, unit_rows
+from amips.vectors import (
+    Floats,
+    Source,
+    Vectors,
+    open_vectors,
+    reopened,
+    row_norms,
+    shared_source,
+    unit_rows,
+)
 
 POINTS_PER_CELL = 256  # k-means learns little from more points a cell, where there are hundreds of cells
 FEW_CELLS = 512  # with fewer, k-means takes more points, up to the products that so many cells cost it
 ITERATIONS = 20  # of k-means, where nothing else is said
-POINT_BYTES = 1 << 30  # that points may take together
+POINT_BYTES = 1 << 30  # that points may take together, where no bound on the memory is given
+POINT_SHARE = 8  # ... and this part of it where one is: FAISS has a copy of them
+ASSIGN_FLOATS = 1 << 22  # scores of cells at a time
 DEFAULT_COUNT, FEWEST_KEYS = 4.0, 8  # cells in units of sqrt(n), and keys in each at least, on average
 
 
@@ -77,6 +91,8 @@ def kmeans(
     iterations: int = ITERATIONS,
     points: int | None = None,
     seed: int = 0,
+    memory: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Cells:
     """Partition keys into `count` cells by k-means, none of them empty.
 
@@ -86,6 +102,8 @@ def kmeans(
     Args:
         points: keys a cell that k-means learns from, drawn at random, 1 GiB of them at most; None takes as
             many as `points_for` says: all keys where cells are few.
+        memory: a bound on the bytes it takes, where one is kept: with little, it learns from fewer keys.
+        cluster: whose workers find the nearest centroids; the cells are the same.
     """
     keys = open_vectors(keys, "keys")
     count = check(int(count), runs, keys)
@@ -95,7 +113,8 @@ def kmeans(
         raise VectorError(f"pick={pick!r}: expected 'even' or 'first'")
     if count == 1:
         return trivial(keys)
-    tried = (_one_run(keys, count, spherical, iterations, points, seed + i) for i in range(runs))
+    settings = spherical, iterations, points
+    tried = (_one_run(keys, count, *settings, seed + i, memory, cluster) for i in range(runs))
     return min(tried, key=lambda cells: cells.imbalance) if pick == "even" else next(tried)
 
 
@@ -137,42 +156,94 @@ def points_for(count: int) -> int:
 
 
 def _one_run(
-    keys: Vectors, count: int, spherical: bool, iterations: int, points: int | None, seed: int
+    keys: Vectors,
+    count: int,
+    spherical: bool,
+    iterations: int,
+    points: int | None,
+    seed: int,
+    memory: int | None,
+    cluster: Cluster | None,
 ) -> Cells:
     rng = np.random.default_rng(seed)
     each = points_for(count) if points is None else points
-    most = max(count, min(count * each, POINT_BYTES // (4 * keys.d)))
+    most_bytes = POINT_BYTES if memory is None else min(POINT_BYTES, memory // POINT_SHARE)
+    most = max(count, min(count * each, most_bytes // (4 * keys.d)))
     sample = keys.load() if keys.n <= most else keys.take(np.sort(rng.choice(keys.n, most, replace=False)))
+    centroids = (
+        _centroids(sample, count, spherical, iterations, seed + 1)
+        if cluster is None
+        else kmeans_on(cluster, sample, count, spherical, iterations, seed + 1)
+    )
+    if spherical:  # faiss leaves them as they are when there is one for each key
+        centroids = unit_rows(centroids)[0]
+    del sample
+    assignment, nearness = assign(keys, centroids, spherical, cluster)
+    fill_empty(keys, assignment, nearness, centroids, spherical)
+    return Cells(assignment, centroids)
+
+
+def _centroids(sample: Floats, count: int, spherical: bool, iterations: int, seed: int) -> Floats:
     means = faiss.Kmeans(
-        keys.d,
+        sample.shape[1],
         count,
         niter=iterations,
-        seed=seed + 1,
+        seed=seed,
         spherical=spherical,
         min_points_per_centroid=1,  # silences a warning about small sets: they are the user's choice
         max_points_per_centroid=-(-len(sample) // count),  # all: faiss would draw 256 a cell of them
     )
     means.train(sample)
-    centroids: Floats = np.array(means.centroids)
-    if spherical:  # faiss leaves them as they are when there is one for each key
-        centroids = unit_rows(centroids)[0]
-    assignment, nearness = assign(keys, centroids, spherical)
-    fill_empty(keys, assignment, nearness, centroids, spherical)
-    return Cells(assignment, centroids)
+    return np.array(means.centroids)
 
 
-def assign(keys: Vectors, centroids: Floats, spherical: bool) -> tuple[NDArray[np.int32], Floats]:
-    """Each key's cell and how near it is (larger is nearer), block by block."""
+def assign(
+    keys: Vectors, centroids: Floats, spherical: bool, cluster: Cluster | None = None
+) -> tuple[NDArray[np.int32], Floats]:
+    """Each key's cell and how near it is (larger is nearer), block by block; by workers, if there are any."""
     half = np.zeros(len(centroids), np.float32) if spherical else 0.5 * row_norms(centroids) ** 2
     assignment = np.empty(keys.n, np.int32)
     nearness = np.empty(keys.n, np.float32)
-    for start, block in keys.blocks(max(1, (1 << 24) // (keys.d + len(centroids)))):
-        scores = block @ centroids.T
-        scores -= half
-        best = scores.argmax(axis=1)
-        assignment[start : start + len(block)] = best
-        nearness[start : start + len(block)] = np.take_along_axis(scores, best[:, None], axis=1)[:, 0]
+    size, start = max(1, ASSIGN_FLOATS // (keys.d + len(centroids))), 0
+    parts = (
+        (assign_block(block, centroids, half) for _, block in keys.blocks(size))
+        if cluster is None
+        else _assigned_on(cluster, keys, centroids, half, size)
+    )
+    for best, near in parts:
+        assignment[start : start + len(best)], nearness[start : start + len(best)] = best, near
+        start += len(best)
     return assignment, nearness
+
+
+def assign_block(block: Floats, centroids: Floats, half: Floats) -> tuple[NDArray[np.int32], Floats]:
+    """The best centroid of each row by <y, centroid> - half, and that value."""
+    scores = block @ centroids.T
+    scores -= half
+    best = scores.argmax(axis=1)
+    return best.astype(np.int32), np.take_along_axis(scores, best[:, None], axis=1)[:, 0]
+
+
+def _assigned_on(
+    cluster: Cluster, keys: Vectors, centroids: Floats, half: Floats, size: int
+) -> Iterator[tuple[NDArray[np.int32], Floats]]:
+    source, handed, halves = shared_source(keys, cluster), cluster.put(centroids), cluster.put(half)
+
+    def jobs() -> Iterator[Job]:
+        for start in range(0, keys.n, size):
+            if source is None:
+                yield assign_block, cluster.put(keys.rows(start, start + size)), handed, halves
+            else:
+                yield assign_rows, source, start, start + size, handed, halves
+
+    return cluster.map(jobs())
+
+
+def assign_rows(
+    source: Source, start: int, stop: int, centroids: Floats, half: Floats
+) -> tuple[NDArray[np.int32], Floats]:
+    """What a worker does: `assign_block` of rows start..stop of a file."""
+    return assign_block(reopened(source).rows(start, stop), centroids, half)
 
 
 def fill_empty(

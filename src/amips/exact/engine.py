@@ -1,6 +1,7 @@
 """Where products are made and reduced: numpy on the CPU, or torch on a device."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -64,6 +65,29 @@ class NumpyEngine:
     def feed(self, reducers: Sequence[Any], keys: Floats, first: int) -> None:
         """Give keys first, first + 1, ... to each of the reducers."""
         parallel(partial(_update, keys=keys, first=first), reducers, self.workers)
+
+
+@dataclass(frozen=True)
+class TopKeys:
+    """What is asked of a sweep: the top k keys of each query."""
+
+    k: int
+
+    def begin(self, engine: Engine) -> Callable[[Floats], Reducer]:
+        """What begins a block of queries."""
+        return engine.top_keys(self.k)
+
+
+@dataclass(frozen=True)
+class TopOfCells:
+    """What is asked of a sweep: the top key of every cell, `order` and `bounds` as in `CellBest`."""
+
+    order: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+
+    def begin(self, engine: Engine) -> Callable[[Floats], Reducer]:
+        """What begins a block of queries."""
+        return engine.top_of_cells(self.order, self.bounds)
 
 
 def _update(reducer: Best | CellBest, keys: Floats, first: int) -> None:

@@ -8,13 +8,15 @@ Exactly equal keys deserve care: two columns of a matrix product may be rounded 
 inputs are the same. So doubles are scored once and expanded (`top_k`) or named by their lowest id
 (`cell_maxima`); ties between different keys are ties of the computed scores.
 
-With a `device` torch multiplies and reduces there (`amips.device`); what is asked, in which shards, and where
-it resumes are the same, so that the ids are, too, where scores differ by more than rounding.
+With a `cluster` its workers do what is done here, each for a part of the keys (`exact.ranges`). With a
+`device` torch multiplies and reduces there (`amips.device`). What is asked, in which shards, and where it
+resumes are the same, so that the ids are, too, where scores differ by more than rounding.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.blas import parallel
+from amips.cluster import Cluster
 from amips.errors import VectorError
-from amips.exact.engine import Engine, NumpyEngine, Reducer, torch_engine
+from amips.exact.engine import Engine, NumpyEngine, TopKeys, TopOfCells, torch_engine
+from amips.exact.ranges import Plan, slices, swept_on
 from amips.exact.reduce import TILE, Doubles, Ids, Tiles, lowest_double_in_cell
 from amips.progress import Bar
 from amips.rowfiles import Columns, RowFiles
@@ -45,6 +49,7 @@ def top_k(
     memory: int = MEMORY,
     out: str | Path | None = None,
     device: str | None = None,
+    cluster: Cluster | None = None,
     progress: bool = False,
 ) -> tuple[Floats, Ids]:
     """The k keys with the largest <x, y> for each query: scores [m, k] and ids [m, k], best first.
@@ -52,7 +57,8 @@ def top_k(
     `memory` bounds the working set in bytes, beside arrays the caller holds and some 50 bytes a key.
     With `out`, a directory, the results are memory-mapped files there, and a call with the same arguments
     resumes. With `device`, "cuda" for example, torch multiplies there; `memory` then bounds what is taken of
-    the device, too. k is cut to n.
+    the device, too. With `cluster`, its workers multiply, each within this memory, and the result is the same
+    to the last bit on processors of the same kind. k is cut to n.
     """
     keys, queries = _opened(keys, queries)
     if k < 1:
@@ -70,7 +76,7 @@ def top_k(
     return _sweep(
         "top keys",
         "",
-        lambda engine: engine.top_keys(width),
+        TopKeys(width),
         expanded,
         keys,
         order,
@@ -80,6 +86,7 @@ def top_k(
         memory,
         out,
         device,
+        cluster,
         progress,
     )
 
@@ -93,12 +100,13 @@ def cell_maxima(
     memory: int = MEMORY,
     out: str | Path | None = None,
     device: str | None = None,
+    cluster: Cluster | None = None,
     progress: bool = False,
 ) -> tuple[Floats, Ids]:
     """The top key of every cell for each query: support values sigma_j(x) [m, c] and key ids [m, c].
 
     `cells` [n] holds each key's cell in 0..count-1 (count = max + 1 when not given). An empty cell has
-    support value -inf and id -1. `memory`, `out` and `device` are as in `top_k`.
+    support value -inf and id -1. `memory`, `out`, `device` and `cluster` are as in `top_k`.
     """
     keys, queries = _opened(keys, queries)
     cells = np.asarray(cells)
@@ -117,7 +125,7 @@ def cell_maxima(
     return _sweep(
         "cell maxima",
         hashlib.sha256(order.tobytes() + bounds.tobytes()).hexdigest(),
-        lambda engine: engine.top_of_cells(order, bounds),
+        TopOfCells(order, bounds),
         renamed,
         keys,
         order,
@@ -127,6 +135,7 @@ def cell_maxima(
         memory,
         out,
         device,
+        cluster,
         progress,
     )
 
@@ -134,7 +143,7 @@ def cell_maxima(
 def _sweep(
     what: str,
     digest: str,
-    reducers: Callable[[Engine], Callable[[Floats], Reducer]],
+    wanted: TopKeys | TopOfCells,
     complete: Callable[[Floats, Ids], tuple[Floats, Ids]],
     keys: Vectors,
     order: NDArray[np.int64] | None,
@@ -144,35 +153,60 @@ def _sweep(
     memory: int,
     out: str | Path | None,
     device: str | None,
+    cluster: Cluster | None,
     progress: bool,
 ) -> tuple[Floats, Ids]:
     """Feed all keys (in `order`) to a reducer for each block of queries, shard by shard."""
     plan = _plan(keys, queries, memory, bytes_per_query, copies_keys=order is not None)
-    engine: Engine = NumpyEngine(plan.workers)
-    if device is not None:
-        engine = torch_engine(device, memory, plan.query_block, keys.d)
-    begin = reducers(engine)
     tables: Columns = {"scores": (np.float32, (width,)), "ids": (np.int32, (width,))}
     of = ""
     if out is not None:
         of = " ".join(
             [what, str(plan), *(inspect(v, zero="keep").fingerprint for v in (keys, queries)), digest]
         )
+    started = time.monotonic()
     with RowFiles(out, queries.n, tables, of) as files:
-        with Bar(queries.n, what, " queries", progress, files.done) as shown:
-            for start in range(files.done, queries.n, plan.shard):
-                x = queries.rows(start, start + plan.shard)
-                blocks = [begin(x[rows]) for rows in _slices(len(x), plan.query_block)]
-                for first, y in engine.blocks(_key_blocks(keys, order, plan.key_block)):
-                    engine.feed(blocks, y, first)
-                    del y  # before the next one is waited for
+        shards = (
+            queries.rows(start, start + plan.shard) for start in range(files.done, queries.n, plan.shard)
+        )
+        swept = (
+            _swept_here(wanted, keys, order, shards, plan, memory, device)
+            if cluster is None
+            else swept_on(cluster, wanted, keys, order, shards, plan)
+        )
+        with Bar(queries.n, what, " queries", progress, files.done) as shown, closing(swept):
+            for blocks in swept:
                 for block in blocks:
-                    scores, ids = complete(*block.finish())
+                    scores, ids = complete(*block)
                     files.append({"scores": scores, "ids": ids})
                     shown.update(len(ids))
                 files.commit()
+                if cluster is not None:
+                    cluster.note(shown, started)
         result = files.finish()
     return result["scores"], result["ids"]
+
+
+def _swept_here(
+    wanted: TopKeys | TopOfCells,
+    keys: Vectors,
+    order: NDArray[np.int64] | None,
+    shards: Iterator[Floats],
+    plan: Plan,
+    memory: int,
+    device: str | None,
+) -> Generator[Iterator[tuple[Floats, Ids]]]:
+    """Scores and ids of each block of queries, shard by shard, by this process."""
+    engine: Engine = NumpyEngine(plan.workers)
+    if device is not None:
+        engine = torch_engine(device, memory, plan.query_block, keys.d)
+    begin = wanted.begin(engine)
+    for x in shards:
+        blocks = [begin(x[rows]) for rows in slices(len(x), plan.query_block)]
+        for first, y in engine.blocks(_key_blocks(keys, order, plan.key_block)):
+            engine.feed(blocks, y, first)
+            del y  # before the next one is waited for
+        yield (block.finish() for block in blocks)
 
 
 def ranks(
@@ -200,7 +234,7 @@ def ranks(
     slack = 1e-6 * (row_norms(rows.load()) * np.sqrt(squared) + 0.5 * squared)
     if device is not None:
         engine = torch_engine(device, memory, plan.query_block, keys.d)
-        parts = _slices(rows.n, plan.query_block)
+        parts = slices(rows.n, plan.query_block)
         blocks = [engine.nearer(rows.rows(part.start, part.stop), (own + slack)[part]) for part in parts]
         for first, y in engine.blocks(_key_blocks(keys, None, plan.key_block)):
             engine.feed(blocks, y, first)
@@ -216,18 +250,8 @@ def ranks(
                 tile -= half[start : start + TILE]
                 above[part] += np.count_nonzero(tile > limit, axis=1)
 
-        parallel(count, _slices(rows.n, plan.query_block), plan.workers)
+        parallel(count, slices(rows.n, plan.query_block), plan.workers)
     return above + 1
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Block sizes that keep the working set within the memory given."""
-
-    shard: int
-    query_block: int
-    key_block: int
-    workers: int
 
 
 def check_memory(memory: int, d: int, k: int, c: int) -> None:
@@ -248,7 +272,7 @@ def _row_bytes(memory: int, d: int, per_query: int) -> tuple[int, int, int]:
     return shard_row, block_row, key_row
 
 
-def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_keys: bool) -> _Plan:
+def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_keys: bool) -> Plan:
     shard_row, block_row, key_row = _row_bytes(memory, keys.d, per_query)
     resident = keys.resident is not None and not copies_keys
     for_keys = 0 if resident else min(keys.n * key_row, memory // 2)
@@ -261,7 +285,7 @@ def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_k
     # Large shards: keys that must be read or gathered are so once a shard, and every shard waits for the
     # disk once. But not so large that a killed run loses much.
     blocks = min(SHARD_BLOCKS, max(1, for_queries // (query_block * shard_row)))
-    return _Plan(query_block * int(blocks), query_block, int(key_block), workers)
+    return Plan(query_block * int(blocks), query_block, int(key_block), workers)
 
 
 def _key_blocks(keys: Vectors, order: NDArray[np.int64] | None, size: int) -> Iterator[tuple[int, Floats]]:
@@ -271,10 +295,6 @@ def _key_blocks(keys: Vectors, order: NDArray[np.int64] | None, size: int) -> It
         return
     for start in range(0, len(order), size):
         yield start, keys.take(order[start : start + size])
-
-
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(low, min(low + size, count)) for low in range(0, count, size)]
 
 
 def _opened(keys: Any, queries: Any) -> tuple[Vectors, Vectors]:

@@ -63,4 +63,7 @@ class AffineNetwork(nn.Module):
 
 def affine_network(start: AffineNet, smooth: float) -> AffineNetwork:
     """The network that begins with the weights of this router; `smooth` as there."""
-    return AffineNetwork(start.architecture, start.weights["W"], start.weights.get("A"), smooth)
+    network = AffineNetwork(start.architecture, start.weights["W"], start.weights.get("A"), smooth)
+    if network.b is not None:
+        network.b.data.copy_(torch.tensor(start.weights["b"]))
+    return network

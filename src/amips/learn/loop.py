@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amips.arguments import check_flag, check_path, check_seed, refused
+from amips.arguments import check_flag_or, check_path, check_seed, refused
+from amips.cluster import check_address
 from amips.device import device_named
 from amips.errors import RunError, TrainingDivergedError, TrainingInterrupted
 from amips.learn.adam import adam_step, average_step
@@ -21,20 +22,20 @@ from amips.learn.evaluation import centroid_metrics, criterion, evaluate, gain_l
 from amips.learn.interrupts import collected_interrupts
 from amips.learn.losses import total_loss
 from amips.learn.meter import Meter
-from amips.learn.run_directory import Resume, RunDirectory
+from amips.learn.on_ray import RaySettings, check_workers, train_on_ray
+from amips.learn.run_directory import Resume, RunDirectory, run_config
 from amips.learn.setup import Setup, Spec, set_up
 from amips.learn.tensorboard import check_tensorboard
 from amips.metrics import SCAN
 from amips.nets import (
     DEFAULT_MINUTES,
     PAPER_SAMPLES,
-    RUN_FORMAT,
+    AffineNet,
     Linear,
     Model,
     Precision,
     Recipe,
     recipe_named,
-    spec_to_json,
 )
 from amips.progress import Bar, Progress
 from amips.resources import plain_resource_errors
@@ -50,7 +51,7 @@ BLENDS = (0.75, 0.5, 0.25)  # of the way from where training began to its best w
 @plain_resource_errors()
 def train(
     task: Task | str | Path,
-    network: Spec | None = None,
+    network: Spec | AffineNet | None = None,
     *,
     out: str | Path | None = None,
     recipe: str | Recipe = "default",
@@ -61,6 +62,8 @@ def train(
     evaluations: int = EVALUATIONS,
     resume: Resume = False,
     device: str | None = None,
+    ray: str | None = None,
+    workers: int | None = None,
     precision: Precision = "float32",
     compile: bool = False,
     tensorboard: bool = False,
@@ -76,7 +79,7 @@ def train(
     Args:
         task: a task or its directory.
         network: `Linear()` if None; or `MaxAffine()`, `SupportNet(...)`, `KeyNet(...)`. Sizes follow from the
-            task.
+            task. Or a linear router to go on from.
         out: the run directory; None keeps none. A finished run with the same settings is returned as it is.
         recipe: "default", "paper" or a `Recipe`.
         samples, minutes: the budget; one of the two, 1 minute if neither is given, evaluations not counted.
@@ -86,6 +89,9 @@ def train(
         evaluations: how often in the run to evaluate on val, log, and save a checkpoint: more often at first.
         resume: continue an unfinished run in `out`; "auto" begins one where there is none.
         device: "cpu", "cuda", ...; by default CUDA where there is one.
+        ray: a Ray cluster to train on: "auto", HOST:PORT or "local". The task and `out` must be where all its
+            nodes see them. A run that lost a worker continues from its last checkpoint.
+        workers: processes on the cluster, one a node if None; each takes `batch` rows of every batch.
         precision: "float32", or "bf16" for products in bfloat16 (autocast); weights stay float32.
         compile: `torch.compile` the loss; the first step then takes a minute or so.
         tensorboard: log to `out`/tensorboard, too, for TensorBoard; needs `amips[tensorboard]`.
@@ -93,10 +99,9 @@ def train(
             print at the end what was gained on val, beside centroid routing; "bar" for the first alone.
     """
     seed = check_seed(seed, error=RunError)
-    if not isinstance(resume, str) or resume != "auto":
-        resume = check_flag("resume", resume, error=RunError)
-    if not isinstance(progress, str) or progress != "bar":
-        progress = check_flag("progress", progress, error=RunError)
+    resume = check_flag_or("resume", resume, "auto", error=RunError)
+    progress = check_flag_or("progress", progress, "bar", error=RunError)
+    workers = check_workers(workers, check_address(ray))
     compute = Compute(precision, compile)
     tensorboard = check_tensorboard(tensorboard, out)
     if samples is not None and minutes is not None:
@@ -107,13 +112,18 @@ def train(
     elif by_default:
         minutes = DEFAULT_MINUTES
     recipe, budget = recipe_named(recipe, batch), Budget(samples, minutes, evaluations)
-    if network is not None and not isinstance(network, Spec):
+    if network is not None and not isinstance(network, Spec | AffineNet):
         raise refused("network", network, "Linear, MaxAffine, SupportNet, KeyNet or None", RunError)
     if out is not None:
         out = check_path("out", out, error=RunError)
     elif resume is True:
         raise RunError("resume: give the directory of the run to continue, as out")
     task = load_task(task, verify=True)
+    if ray is not None:
+        common = {"device": device, "tensorboard": tensorboard}
+        settings = RaySettings(ray, workers, resume, bool(progress), common)
+        model = train_on_ray(settings, task, network or Linear(), out, recipe, budget, seed, compute)
+        return _said(model) if progress is True else model
     place = device_named(device, RunError)
     group = Group(place)
     try:
@@ -127,9 +137,12 @@ def train(
             model = finished if finished is not None else run.train(bool(progress))
     finally:
         group.close()
-    if progress is True and group.first:
-        for line in gain_lines(model):
-            print(line, flush=True)  # noqa: T201
+    return _said(model) if progress is True and group.first else model
+
+
+def _said(model: Model) -> Model:
+    for line in gain_lines(model):
+        print(line, flush=True)  # noqa: T201
     return model
 
 
@@ -156,22 +169,7 @@ class Run:
         self.meter = Meter(self.device, {})
         self.start = {name: value.clone() for name, value in self.state.averages.items()}
         self.centroid: dict[str, float] = {}
-        config: dict[str, Any] = {
-            "kind": "run",
-            "format": RUN_FORMAT,
-            "architecture": setup.architecture.to_json(),
-            "network": spec_to_json(setup.spec),
-            "recipe": recipe.to_json(),
-            "world": group.world,
-            "samples": budget.samples,
-            "minutes": budget.minutes,
-            "seed": seed,
-            "keys": setup.task.fingerprint,
-            "task": setup.task.options,
-        }
-        config |= compute.settings()
-        if setup.through is not None:
-            config["through"] = setup.through.fingerprints["cells"]
+        config = run_config(setup, recipe, budget, seed, group.world, compute)
         self.directory = RunDirectory(out, config)
 
     def prepare(self, resume: Resume, stack: ExitStack, tensorboard: bool = False) -> Model | None:

@@ -15,23 +15,52 @@ from typing import Any, Literal
 
 from amips.errors import RunError
 from amips.files import check_output, check_same, remove_partials, write_atomic
+from amips.learn.budget import Budget
 from amips.learn.checkpoint import CHECKPOINT
+from amips.learn.compute import Compute
+from amips.learn.setup import Setup
 from amips.learn.tensorboard import Events
 from amips.locks import locked
 from amips.nets import (
     RUN_CONFIG,
+    RUN_FORMAT,
     RUN_LOG,
     Model,
+    Recipe,
     is_run,
     is_unfinished_run,
     load_model,
     read_run_config,
     read_run_log,
+    spec_to_json,
     write_run_config,
 )
 
 LOCK = ".lock"
 Resume = bool | Literal["auto"]
+
+
+def run_config(
+    setup: Setup, recipe: Recipe, budget: Budget, seed: int, world: int, compute: Compute
+) -> dict[str, Any]:
+    """What makes a run of `world` processes the same, as its config.json has it."""
+    config: dict[str, Any] = {
+        "kind": "run",
+        "format": RUN_FORMAT,
+        "architecture": setup.architecture.to_json(),
+        "network": spec_to_json(setup.spec),
+        "recipe": recipe.to_json(),
+        "world": world,
+        "samples": budget.samples,
+        "minutes": budget.minutes,
+        "seed": seed,
+        "keys": setup.task.fingerprint,
+        "task": setup.task.options,
+    }
+    config |= compute.settings()
+    if setup.through is not None:
+        config["through"] = setup.through.fingerprints["cells"]
+    return config
 
 
 class RunDirectory:

@@ -13,6 +13,7 @@ from amips.learn.distributed import Group
 from amips.learn.modules import Network
 from amips.nets import (
     AffineArchitecture,
+    AffineNet,
     Architecture,
     KeyNet,
     Linear,
@@ -20,6 +21,7 @@ from amips.nets import (
     Recipe,
     SupportNet,
     initial_model,
+    spec_of,
     spec_to_json,
 )
 from amips.task import Task
@@ -58,14 +60,24 @@ class Setup:
         return {**self.task.fingerprints, "network": spec_to_json(self.spec)}
 
 
-def set_up(task: Task, spec: Spec, recipe: Recipe, seed: int, device: torch.device, group: Group) -> Setup:
-    """The network of a spec for a task, and its batches; RunError where the two do not go together."""
+def set_up(
+    task: Task, network: Spec | AffineNet, recipe: Recipe, seed: int, device: torch.device, group: Group
+) -> Setup:
+    """The network of a spec for a task, and its batches; RunError where the two do not go together.
+
+    In the place of a spec a linear or max-affine router: its weights are what training begins with.
+    """
+    spec = spec_of(network) if isinstance(network, AffineNet) else network
+    assert isinstance(spec, Spec)
     architecture = spec.architecture(task.n, task.d, task.c)
+    if isinstance(network, AffineNet) and network.architecture != architecture:
+        raise RunError(f"a router for d = {network.d}, c = {network.c}: the task has {task.d}, {task.c}")
     place = (seed, group.rank, group.world, device)
     if isinstance(architecture, AffineArchitecture):
         smooth = recipe.temperature if isinstance(spec, MaxAffine) and spec.smooth else 0.0
         assert isinstance(spec, Linear | MaxAffine)
-        affine = affine_network(initial_model(task, spec, seed), smooth).to(device)
+        start = network if isinstance(network, AffineNet) else initial_model(task, spec, seed)
+        affine = affine_network(start, smooth).to(device)
         return Setup(spec, architecture, affine, CellBatches(task, recipe, *place), task, None)
     if recipe.route_weight and task.c == 1:
         raise RunError("a routing loss needs a task with cells; label with cells=2 or more")
@@ -76,7 +88,7 @@ def set_up(task: Task, spec: Spec, recipe: Recipe, seed: int, device: torch.devi
         cells, task = task, task.with_cells(trivial(task.key_vectors))
     through = cells if recipe.route_weight else None
     centroids = None if through is None else through.cells.centroids
-    network = Network(architecture, seed, centroids).to(device)
+    module = Network(architecture, seed, centroids).to(device)
     return Setup(
-        spec, architecture, network, Batches(task, recipe, *place, through, architecture.kind), task, through
+        spec, architecture, module, Batches(task, recipe, *place, through, architecture.kind), task, through
     )

@@ -6,6 +6,7 @@ round, as the paper does: nearly every held-out row then has relatives in train,
 `split="time"` is for traffic: rows stay as they came, what comes again is kept, and the last are held out.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from amips import cells as partition
 from amips import exact
+from amips.cluster import Cluster, connected
+from amips.files import is_address
 from amips.resources import plain_resource_errors
 from amips.scratch import Scratch
 from amips.task.planning import LabelOptions, TaskPlan, checked_options, task_plan
@@ -44,6 +47,7 @@ def label(
     zero: str = "error",
     memory: int = exact.MEMORY,
     device: str | None = None,
+    ray: str | None = None,
     progress: bool = False,
 ) -> Task:
     """Make a task: deduplicate, split by source query, find exact targets, partition the keys.
@@ -80,6 +84,9 @@ def label(
         memory: a bound on the working set of exact search, in bytes. (k-means holds up to 256 keys a cell.)
         device: where exact search multiplies, with torch: "cuda", "cuda:1", ...; None is numpy, on the CPU.
             The task is the same, and one that was begun elsewhere is continued.
+        ray: a Ray cluster whose workers find the top keys and assign keys to cells: "auto", HOST:PORT, or
+            "local". They read keys from the file, where all nodes see it, or from its address. The task is
+            the same, and one that was begun elsewhere is continued.
         progress: say on standard error how far it is: a bar on a terminal, a line now and then otherwise.
     """
     options = checked_options(
@@ -99,6 +106,7 @@ def label(
         zero=zero,
         memory=memory,
         device=device,
+        ray=ray,
         progress=progress,
     )
     if out is not None:
@@ -108,20 +116,23 @@ def label(
     store = TaskStore(Scratch("amips-task-") if out is None else out)
     if store.is_finished(plan.identity):
         return store.read()
-    with store.making(plan.identity) as unfinished:
-        return _write(store, options, plan) if unfinished else store.read()
+    with connected(options.ray) as cluster, store.making(plan.identity) as unfinished:
+        return _write(store, options, plan, cluster) if unfinished else store.read()
 
 
-def _write(store: TaskStore, options: LabelOptions, plan: TaskPlan) -> Task:
+def _write(store: TaskStore, options: LabelOptions, plan: TaskPlan, cluster: Cluster | None) -> Task:
     """Write keys, queries, targets and cells, as far as they are not there yet; the manifest last."""
     keys = store.write_keys(plan.keys, plan.identity["keys"])
+    if plan.keys.source is not None and is_address(plan.keys.source.name):
+        keys = replace(keys, source=plan.keys.source)  # which every node of a cluster can read
     sweep: dict[str, Any] = {name: getattr(options, name) for name in ("memory", "device", "progress")}
+    sweep["cluster"] = cluster
     for number, name in enumerate(SPLITS, 1):
         _write_queries(store, name, plan, options.noise, [options.seed, number])
         exact.top_k(keys, store.queries(name), options.k, out=store.top(name), **sweep)
     cells = store.read_cells(keys.n, keys.d)
     if cells is None:
-        cells = _make_cells(store, options, plan, keys)
+        cells = _make_cells(store, options, plan, keys, cluster)
         store.write_cells(cells)
     cell_targets = options.cell_targets and cells.count > 1
     for name in SPLITS if cell_targets else ():
@@ -142,7 +153,9 @@ def _write(store: TaskStore, options: LabelOptions, plan: TaskPlan) -> Task:
     return store.finish(fields, cell_targets)
 
 
-def _make_cells(store: TaskStore, options: LabelOptions, plan: TaskPlan, keys: Vectors) -> partition.Cells:
+def _make_cells(
+    store: TaskStore, options: LabelOptions, plan: TaskPlan, keys: Vectors, cluster: Cluster | None
+) -> partition.Cells:
     if isinstance(plan.cells, partition.Cells):
         return plan.cells
     return partition.make_cells(
@@ -154,6 +167,7 @@ def _make_cells(store: TaskStore, options: LabelOptions, plan: TaskPlan, keys: V
         spherical=options.spherical,
         runs=options.runs,
         seed=options.seed,
+        cluster=cluster,
     )
 
 

@@ -21,6 +21,7 @@ from amips.arguments import (
     check_whole,
     refused,
 )
+from amips.cluster import check_address
 from amips.errors import TaskError, VectorError
 from amips.task.task import BY_ROWS, BY_SOURCE, BY_TIME, SPLITS
 from amips.vectors import Vectors, first_equal, inspect
@@ -52,6 +53,7 @@ class LabelOptions:
     zero: str
     memory: int
     device: str | None
+    ray: str | None
     progress: bool
 
 
@@ -73,6 +75,8 @@ def checked_options(preset: Any, **options: Any) -> LabelOptions:
     options["seed"] = check_seed(options["seed"], error=VectorError)
     if options["device"] is not None:
         exact.check_device(options["device"])
+    if check_address(options["ray"]) is not None and options["device"] is not None:
+        raise VectorError("device and ray: workers of a Ray cluster multiply on their CPUs; give one of both")
     splits = options["noisy_splits"]
     if not isinstance(splits, tuple | list) or not set(map(str, splits)) <= set(SPLITS):
         raise refused("noisy_splits", splits, f"some of {', '.join(SPLITS)}", VectorError)

@@ -7,16 +7,21 @@ float32 rows and nothing larger than the block asked for is ever converted or co
 from amips.vectors.checks import Facts, first_equal, inspect, row_norms, unit_rows
 from amips.vectors.formats import open_vectors
 from amips.vectors.ids import read_ids
-from amips.vectors.vectors import Floats, Vectors
+from amips.vectors.remote_rows import reopened, shared_source
+from amips.vectors.vectors import Floats, Source, Vectors, gather
 
 __all__ = [
     "Facts",
     "Floats",
+    "Source",
     "Vectors",
     "first_equal",
+    "gather",
     "inspect",
     "open_vectors",
     "read_ids",
+    "reopened",
     "row_norms",
+    "shared_source",
     "unit_rows",
 ]

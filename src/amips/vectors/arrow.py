@@ -34,9 +34,12 @@ class Groups:
     read: Callable[[int, str], Any]
 
 
-def open_arrow(path: Path, column: str | None) -> Vectors:
-    """The vectors in a column of a Parquet or Arrow file: the one named, or its only list column."""
-    groups = file_groups(path)
+def open_arrow(path: Path, column: str | None, file: Any = None, name: str = "") -> Vectors:
+    """The vectors in a column of a Parquet or Arrow file: the one named, or its only list column.
+
+    `file` is what to read in the place of `path` where that is not on this machine, `name` what to call it.
+    """
+    groups = file_groups(path, file, name)
     return _vectors(groups, _vector_column(groups, column))
 
 
@@ -76,20 +79,21 @@ def read_column(path: Path, column: str | None) -> Any:
         return pa.chunked_array(chunks, groups.schema.field(column).type)
 
 
-def file_groups(path: Path) -> Groups:
-    """The rows of a Parquet or Arrow file, of which a group is read at a time."""
+def file_groups(path: Path, file: Any = None, name: str = "") -> Groups:
+    """The rows of a Parquet or Arrow file, of which a group is read at a time; as in `open_arrow`."""
+    source, name = (path if file is None else file), name or str(path)
     with needs_extra(f"reading {path}", "formats", "pyarrow"):
         import pyarrow.feather
         import pyarrow.parquet as pq
     if path.suffix.lower() != PARQUET:
-        return table_groups(pyarrow.feather.read_table(path, memory_map=True), str(path))
-    file = pq.ParquetFile(path)
-    sizes = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
+        return table_groups(pyarrow.feather.read_table(source, memory_map=file is None), name)
+    parquet = pq.ParquetFile(source)
+    sizes = [parquet.metadata.row_group(g).num_rows for g in range(parquet.num_row_groups)]
 
     def read(g: int, column: str) -> Any:
-        return file.read_row_group(g, columns=[column]).column(column)
+        return parquet.read_row_group(g, columns=[column]).column(column)
 
-    return Groups(str(path), file.schema_arrow, sizes, read)
+    return Groups(name, parquet.schema_arrow, sizes, read)
 
 
 def table_groups(table: Any, name: str) -> Groups:

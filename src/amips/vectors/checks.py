@@ -104,13 +104,13 @@ def first_equal(vectors: Vectors, unit: bool = False) -> NDArray[np.int64]:
     rng = np.random.default_rng(0)
     weights = rng.integers(1, 2**63, size=vectors.d, dtype=np.uint64) | np.uint64(1)
     hashes = np.empty(vectors.n, np.uint64)
-    for start, block in vectors.blocks(max(1, BLOCK_BYTES // (64 * vectors.d))):
+    for start, block in vectors.blocks(max(1, BLOCK_BYTES // (16 * vectors.d))):
         bits = (_form(block, unit) + 0.0).view(np.uint32)  # + 0.0 makes -0.0 and 0.0 the same
         hashes[start : start + len(block)] = (bits * weights).sum(axis=1, dtype=np.uint64)
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     result: NDArray[np.int64] = first[inverse].astype(np.int64)
     doubled = np.flatnonzero(result != np.arange(vectors.n))
-    step = max(1, BLOCK_BYTES // (64 * vectors.d))
+    step = max(1, BLOCK_BYTES // (16 * vectors.d))
     differ = [doubled[:0]]
     for s in range(0, len(doubled), step):
         ids = doubled[s : s + step]

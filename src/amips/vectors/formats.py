@@ -7,6 +7,7 @@ its pages; the memory map beside it is for scattered access.
 
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 
 from amips.errors import VectorError
 from amips.extras import needs_extra
-from amips.files import is_address
-from amips.npy import load_npy, npy_header
+from amips.files import is_address, whole_address
+from amips.npy import load_npy, npy_header, parse_npy_header
 from amips.untrusted import open_regular
+from amips.vectors.addresses import StoredFile
 from amips.vectors.arrow import ARROW, from_arrow, open_arrow
 from amips.vectors.frames import from_frame, is_frame, stacked
 from amips.vectors.reading import Read, check_table, checked, one_line
-from amips.vectors.vectors import Vectors
+from amips.vectors.vectors import Source, Vectors
 
 # Element type of one value, by file ending.
 VECS: dict[str, np.dtype[Any]] = {
@@ -49,6 +51,9 @@ def open_vectors(source: Any, role: str = "keys", *, single: bool = False) -> Ve
     .parquet .arrow .feather. After a colon a data set or column may be named: `data.hdf5:learn`,
     `data.parquet:embedding`. Without it an HDF5 file gives `train` as keys and `learn`, or else `test`,
     as queries; a Parquet file gives its only list column.
+
+    Addresses: the same files but HDF5 wherever pyarrow reads from, `s3://bucket/keys.npy`, `gs://...`,
+    `file:///...`. They are read in blocks, and never copied here as a whole.
 
     Args:
         role: what they are, for messages and for HDF5 files: "keys" or "queries".
@@ -87,34 +92,75 @@ def _in_memory(source: Any, role: str, single: bool) -> Vectors:
 
 def _open_file(source: str, role: str, single: bool) -> Vectors:
     if is_address(source):
-        raise VectorError(f"{source} is an address, not a file: copy it to this machine first")
-    path, inner = _split_inner(source)
+        return _open_address(whole_address(source), role, single)
+    name, inner = _split_inner(source)
+    path = Path(name)
     if not path.exists():
         raise VectorError(f"{path} does not exist")
     if path.is_dir():
         raise VectorError(f"{path} is a directory; give the vector file inside it")
-    open_regular(path, VectorError).close()  # a pipe would be waited for, without end
+    with open_regular(path, VectorError) as file:  # a pipe would be waited for, without end
+        facts = os.fstat(file.fileno())
     ending = path.suffix.lower()
     with one_line(f"{path} is not a readable {ending} file"):
+        vectors = _open_kind(path, ending, inner, role, single)
+    stated = str(path.resolve()) + (f":{inner}" if inner else "")
+    return replace(vectors, source=Source(stated, role, (facts.st_size, facts.st_mtime_ns)))
+
+
+def _open_kind(path: Path, ending: str, inner: str | None, role: str, single: bool) -> Vectors:
+    if ending == ".npy":
+        return _open_npy(path, single)
+    if ending in VECS:
+        return _open_vecs(path, VECS[ending])
+    if ending in BINS:
+        return _open_bin(path, BINS[ending])
+    if ending in HDF5:
+        return _open_hdf5(path, inner, role)
+    if ending in ARROW:
+        return open_arrow(path, inner)
+    raise _unknown(str(path), ending)
+
+
+def _unknown(name: str, ending: str, *without: str) -> VectorError:
+    known = " ".join(one for one in [".npy", *VECS, *BINS, *HDF5, *ARROW] if one not in without)
+    return VectorError(f"{name}: unknown kind of vector file {ending!r}; known: {known}")
+
+
+def _open_address(address: str, role: str, single: bool) -> Vectors:
+    """Vectors at an address: the file is read in blocks, where it is."""
+    name, inner = _split_inner(address)
+    file = StoredFile.open(name)
+    ending = Path(file.path).suffix.lower()
+    with one_line(f"{name} is not a readable {ending} file"):
         if ending == ".npy":
-            return _open_npy(path, single)
-        if ending in VECS:
-            return _open_vecs(path, VECS[ending])
-        if ending in BINS:
-            return _open_bin(path, BINS[ending])
-        if ending in HDF5:
-            return _open_hdf5(path, inner, role)
-        if ending in ARROW:
-            return open_arrow(path, inner)
-    known = " ".join([".npy", *VECS, *BINS, *HDF5, *ARROW])
-    raise VectorError(f"{path}: unknown kind of vector file {ending!r}; known: {known}")
+            header = parse_npy_header(file.beginning(), file.size, name, VectorError)
+            shape = (1, *header.shape) if single and len(header.shape) == 1 else header.shape
+            check_table(shape, header.dtype, name)
+            if header.fortran and min(shape) > 1:
+                raise VectorError(f"{name} is stored column by column: save it with np.ascontiguousarray")
+            n, d = shape
+            vectors = Vectors(name, n, d, file.rows(header.dtype, header.offset, d))
+        elif ending in BINS:
+            head = file.values(np.dtype("<u4"), 0, 2)
+            n, d = map(int, _checked_bin(name, head, BINS[ending], file.size))
+            vectors = Vectors(name, n, d, file.rows(BINS[ending], 8, d))
+        elif ending in VECS:
+            n, d, record = _checked_vecs(name, file.values(np.dtype("<i4"), 0, 1), VECS[ending], file.size)
+            vectors = Vectors(name, n, d, _vecs_reader(name, file.rows(record, 0, 1), d))
+        elif ending in ARROW:
+            vectors = open_arrow(Path(file.path), inner, file.handle, name)
+        else:
+            raise _unknown(name, ending, *HDF5)
+    stated = name + (f":{inner}" if inner else "")
+    return replace(vectors, name=stated, source=Source(stated, role, file.stamp))
 
 
-def _split_inner(source: str) -> tuple[Path, str | None]:
+def _split_inner(source: str) -> tuple[str, str | None]:
     head, colon, tail = source.rpartition(":")
     if colon and Path(head).suffix.lower() in (*HDF5, *ARROW):
-        return Path(head), tail
-    return Path(source), None
+        return head, tail
+    return source, None
 
 
 def _flat_reader(path: Path, dtype: np.dtype[Any], offset: int, columns: int) -> Read:
@@ -153,39 +199,55 @@ def _open_npy(path: Path, single: bool) -> Vectors:
 
 def _open_vecs(path: Path, dtype: np.dtype[Any]) -> Vectors:
     """.fvecs and its kin: every row is an int32 dimension followed by that many values."""
-    size = path.stat().st_size
-    head = np.fromfile(path, "<i4", 1)
+    n, d, record = _checked_vecs(str(path), np.fromfile(path, "<i4", 1), dtype, path.stat().st_size)
+    read = _vecs_reader(str(path), _flat_reader(path, record, 0, 1), d)
+    return Vectors(str(path), n, d, read, np.memmap(path, record, "r")["values"])
+
+
+def _checked_vecs(
+    name: str, head: NDArray[Any], dtype: np.dtype[Any], size: int
+) -> tuple[int, int, np.dtype[Any]]:
+    """Rows, dimension, and a row as a record, of a file that begins with `head` and has `size` bytes."""
     d = int(head[0]) if head.size else 0
     if d <= 0:
-        raise VectorError(f"{path}: the first row has dimension {d}; the file is empty or not {path.suffix}")
+        raise VectorError(
+            f"{name}: the first row has dimension {d}; the file is empty or not {Path(name).suffix}"
+        )
     row = 4 + d * dtype.itemsize
     if size % row:
-        raise VectorError(f"{path}: {size} bytes is not a whole number of rows of {row} bytes (d = {d})")
-    record = np.dtype([("d", "<i4"), ("values", dtype, (d,))])
-    read_records = _flat_reader(path, record, 0, 1)
+        raise VectorError(f"{name}: {size} bytes is not a whole number of rows of {row} bytes (d = {d})")
+    return size // row, d, np.dtype([("d", "<i4"), ("values", dtype, (d,))])
 
+
+def _vecs_reader(name: str, read_records: Read, d: int) -> Read:
     def read(start: int, stop: int) -> NDArray[Any]:
         rows = read_records(start, stop)[:, 0]
         if (rows["d"] != d).any():
             bad = start + int(np.flatnonzero(rows["d"] != d)[0])
-            raise VectorError(f"{path}: row {bad} has another dimension than the first row ({d})")
+            raise VectorError(f"{name}: row {bad} has another dimension than the first row ({d})")
         values: NDArray[Any] = rows["values"]
         return values
 
-    return Vectors(str(path), size // row, d, read, np.memmap(path, record, "r")["values"])
+    return read
 
 
 def _open_bin(path: Path, dtype: np.dtype[Any]) -> Vectors:
     """.fbin and its kin: uint32 n, uint32 d, then n x d values."""
     head = np.fromfile(path, "<u4", 2)
-    if head.size < 2:
-        raise VectorError(f"{path}: too short to hold the header (n, d)")
-    n, d = int(head[0]), int(head[1])
-    expected, size = 8 + n * d * dtype.itemsize, path.stat().st_size
-    if size != expected:
-        raise VectorError(f"{path}: {size} bytes, but its header says {n} x {d}, which takes {expected}")
+    n, d = map(int, _checked_bin(str(path), head, dtype, path.stat().st_size))
     array = np.memmap(path, dtype, "r", offset=8, shape=(n, d)) if n and d else np.empty((n, d), dtype)
     return Vectors(str(path), n, d, _flat_reader(path, dtype, 8, d), array)
+
+
+def _checked_bin(name: str, head: NDArray[Any], dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+    """The header (n, d) of a file of `size` bytes."""
+    if head.size < 2:
+        raise VectorError(f"{name}: too short to hold the header (n, d)")
+    n, d = int(head[0]), int(head[1])
+    expected = 8 + n * d * dtype.itemsize
+    if size != expected:
+        raise VectorError(f"{name}: {size} bytes, but its header says {n} x {d}, which takes {expected}")
+    return head
 
 
 def _open_hdf5(path: Path, inner: str | None, role: str) -> Vectors:

@@ -11,6 +11,8 @@ from amips.npy import load_npy
 from amips.vectors.arrow import ARROW, read_column
 from amips.vectors.reading import one_line
 
+LONGEST = 256  # characters of an id
+
 
 def read_ids(source: Any, *, unique: bool = True) -> NDArray[Any]:
     """Ids as an array of int64 or of strings, [n].
@@ -35,13 +37,34 @@ def read_ids(source: Any, *, unique: bool = True) -> NDArray[Any]:
         if ids.max(initial=0) > np.iinfo(np.int64).max:
             raise AmipsError(f"{name}: {ids.max()} does not fit in int64")
         ids = ids.astype(np.int64)
-    elif ids.dtype.kind in "UOT" and all(isinstance(one, str) for one in ids.ravel().tolist()):
+    elif ids.dtype.kind in "UOT" and all(isinstance(one, str) for one in _elements(source, ids)):
+        if any(one.endswith("\0") for one in _elements(source, ids)):
+            raise AmipsError(f"{name}: an id ends in a NUL character, which no array keeps")
         ids = ids.astype(np.str_)
+        _check_strings(ids, name)
+    elif ids.shape == (0,):  # of no type that says anything
+        ids = np.empty(0, np.int64)
     else:
         raise AmipsError(f"{name} of type {ids.dtype}: expected whole numbers or strings")
     if unique and ids.ndim == 1:
         _check_unique(ids, name)
     return ids
+
+
+def _elements(source: Any, ids: NDArray[Any]) -> Any:
+    """The elements as they were: numpy makes strings of the numbers of a mixed list."""
+    return source if isinstance(source, list | tuple) and ids.ndim == 1 else ids.ravel().tolist()
+
+
+def _check_strings(ids: NDArray[Any], name: str) -> None:
+    """AmipsError unless all can be kept as they are."""
+    if not ids.size:
+        return
+    if (width := ids.dtype.itemsize // 4) > LONGEST:
+        raise AmipsError(f"{name}: an id has {width:,} characters; {LONGEST} at most, as all take that room")
+    points = np.ascontiguousarray(ids).view(np.uint32)
+    if width and ((points >= 0xD800) & (points <= 0xDFFF)).any():
+        raise AmipsError(f"{name}: an id has characters that do not exist (half of a surrogate pair)")
 
 
 def _check_unique(ids: NDArray[Any], name: str) -> None:
@@ -69,6 +92,10 @@ def _read_file(source: str) -> Any:
         if ending == ".npy":
             return load_npy(path, AmipsError)
     try:
-        return path.read_text("utf-8").removesuffix("\n").split("\n")
+        lines = path.read_text("utf-8").split("\n")
     except UnicodeDecodeError:
         raise AmipsError(f"{path} is not UTF-8 text with one id a line") from None
+    lines = lines[:-1] if lines[-1] == "" else lines
+    if "" in lines:
+        raise AmipsError(f"{path}: line {lines.index('') + 1} has no id; every line needs one")
+    return lines

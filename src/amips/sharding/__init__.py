@@ -1,0 +1,32 @@
+"""Shards: parts of a collection that queries are routed between, in one process or on a cluster."""
+
+from amips.sharding.deployment import connect_shards, deploy_shards, remove_shards
+from amips.sharding.directory import is_sharded, load_shards
+from amips.sharding.grouping import Wants, expected_shards, group_cells
+from amips.sharding.partition import COPIES, KINDS, SLACK, Partition, divide
+from amips.sharding.router import ShardRouter
+from amips.sharding.shard_call import shard
+from amips.sharding.sharded import Answer, LocalShards, Question, ShardedIndex, Shards
+
+__all__ = [
+    "COPIES",
+    "KINDS",
+    "SLACK",
+    "Answer",
+    "LocalShards",
+    "Partition",
+    "Question",
+    "ShardRouter",
+    "ShardedIndex",
+    "Shards",
+    "Wants",
+    "connect_shards",
+    "deploy_shards",
+    "divide",
+    "expected_shards",
+    "group_cells",
+    "is_sharded",
+    "load_shards",
+    "remove_shards",
+    "shard",
+]

@@ -1,0 +1,131 @@
+"""`memory=` of a fit: keys twice as large as what the process may allocate, from labels to answers."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import amips
+from amips.fitting.candidates import INDEX_SHARE, Estimator
+from amips.index import cell_bytes, pq_parts
+from helpers import make_world, unit
+
+N, D = 250_000, 256  # 256 MB
+MEMORY = 4 * N * D // 2
+
+# A first, small fit lets libraries take their own buffers. What is allocated after that is bounded by the
+# system itself: private memory, whether used or not; pages of files, which it can take back, are not in it.
+LIMITED = """
+import json, resource, sys, threading
+import numpy as np
+import amips
+threading.stack_size(1 << 20)  # of 8 MB that a thread may use, the limit counts all
+folder, memory = sys.argv[1], int(sys.argv[2])
+
+def allocated():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
+
+rng = np.random.default_rng(0)
+small = rng.standard_normal((2000, 32)).astype(np.float32)
+amips.fit(small, small[::-1], minutes=0.02, cells=16, storage="lean", out=folder + "/small", quiet=True)
+limit = allocated() + memory
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+options = {"memory": memory, "minutes": 0.5, "cells": 256, "structure": "cells", "quiet": True}
+if len(sys.argv) > 3:
+    options["storage"] = sys.argv[3]
+    del options["memory"]
+index = amips.fit(folder + "/keys.npy", folder + "/queries.npy", out=folder + "/bundle", **options)
+del index
+index = amips.load(folder + "/bundle", mmap=True)
+x = np.load(folder + "/fresh.npy")
+scores, ids = index.search(x, 10)
+alone = [index.search(x[i : i + 1], 10)[1][0].tolist() for i in range(20)]
+np.save(folder + "/ids.npy", ids)
+print(json.dumps({"alone": alone, "storage": index.store.storage, "recall": index.target_recall}))
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Keys and queries in files, and fresh queries with their top keys."""
+    folder = tmp_path_factory.mktemp("memory")
+    rng = np.random.default_rng(0)
+    topics = rng.standard_normal((N // 50, D), np.float32)
+    keys = unit(topics[rng.integers(0, len(topics), N)] + 0.8 * rng.standard_normal((N, D), np.float32))
+    queries = unit(keys[rng.integers(0, N, 1300)] + 0.03 * rng.standard_normal((1300, D), np.float32))
+    np.save(folder / "keys.npy", keys)
+    np.save(folder / "queries.npy", queries[:1200])
+    np.save(folder / "fresh.npy", queries[1200:])
+    return folder, np.argpartition(-(queries[1200:] @ keys.T), 10, axis=1)[:, :10]
+
+
+def run_limited(folder, *more):
+    command = [sys.executable, "-c", LIMITED, str(folder), str(MEMORY), *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+linux = pytest.mark.skipif(
+    not (sys.platform == "linux" and hasattr(resource, "RLIMIT_DATA")),
+    reason="needs a limit on private memory",
+)
+
+
+@linux
+@pytest.mark.timeout(900)
+def test_twice_the_memory(world):
+    folder, top = world
+    done = run_limited(folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout)
+    assert said["storage"] != "flat"
+    ids = np.load(folder / "ids.npy")
+    assert ids[:20].tolist() == said["alone"]  # read in one pass or as they come, the answers are the same
+    recall = (ids[:, :, None] == top[:, None, :]).any(axis=2).mean()
+    assert recall > said["recall"] - 0.05
+
+
+@linux
+def test_without_the_bound_it_would_not_fit(world):
+    """The limit is a real one: float32 keys in memory fail, in one line."""
+    done = run_limited(world[0], "flat")
+    assert done.returncode != 0
+    assert "not enough memory" in done.stderr
+
+
+def test_the_storage_is_one_that_fits():
+    keys, queries = make_world(3000, 400, 64, seed=1)
+    flat, sq8 = (cell_bytes(storage, 3000, 64) for storage in ("flat", "sq8"))
+    assert flat > sq8 > cell_bytes("pq", 3000, 64, 0, pq_parts(64))
+    task = amips.label(keys, queries, cells=1)
+
+    def enough(index_bytes):
+        return int(index_bytes / INDEX_SHARE) + 1
+
+    def storages(memory, storage=None):
+        from amips.builder import Builder
+        from amips.fitting.settings import Settings
+
+        settings = Settings(1, None, 0.9, "flops", storage, None, None, None, 0, 0, memory)
+        return [name for name, _ in Estimator(Builder(task), settings).storages()]
+
+    assert storages(None)[0] == "flat"
+    assert storages(enough(flat))[0] == "flat"
+    assert storages(enough(flat) - 9)[0] == "sq8"
+    assert set(storages(enough(sq8) - 9)) <= {"lean", "pq"}
+    with pytest.raises(
+        amips.AmipsError, match=r"memory=1000: an index of these 3,000 keys takes [0-9,]+ bytes at"
+    ):
+        storages(1000)
+    with pytest.raises(amips.AmipsError, match="takes"):
+        storages(enough(flat) - 9, "flat")
+
+
+def test_too_little_for_anything_is_said_at_once(tmp_path):
+    keys, queries = make_world(500, 200, 16, seed=1)
+    with pytest.raises(amips.VectorError, match="too little"):
+        amips.fit(keys, queries, memory=1000, minutes=0.02, out=tmp_path / "b", quiet=True)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,130 @@
+import os
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+import amips
+from amips.sharding import connect_shards, deploy_shards, load_shards, remove_shards
+from amips.sharding.deployment import shard_name
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves sockets and files to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+SETTINGS = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes on this machine, with a directory of their own."""
+    before = dict(os.environ)
+    os.environ.update(SETTINGS)
+    ray = pytest.importorskip("ray")
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "object_store_memory": 100 << 20}
+    # Sockets are in there, whose names may not be long.
+    with tempfile.TemporaryDirectory(prefix="ams", ignore_cleanup_errors=True) as folder:
+        head = {**node, "include_dashboard": False, "temp_dir": folder}
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            nodes.add_node(**node)
+            ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+            yield nodes
+            serve.shutdown()
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def pair(shard_task, tmp_path_factory):
+    """Two shards: each replica is a process that must start."""
+    out = tmp_path_factory.mktemp("sharding") / "pair"
+    amips.shard(shard_task, shards=2, out=out, routers="centroid")
+    return out
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster, pair):
+    """Two replicas of both."""
+    return deploy_shards(pair, replicas=2, cpus=0.1, timeout=60)
+
+
+def replicas_of(shard):
+    """The actors that serve a shard."""
+    import ray
+
+    mark = f"{shard_name('amips', shard)}#"
+    return [actor for actor in ray.util.list_named_actors(all_namespaces=True) if mark in actor["name"]]
+
+
+def test_the_answers_are_those_of_one_process(deployed, pair, shard_task):
+    x = np.asarray(shard_task.test.queries)
+    scores, ids = deployed.search(x)
+    local = load_shards(pair)
+    assert (ids == local.search(x)[1]).all()
+    assert scores == pytest.approx(local.search(x)[0])
+    again = connect_shards(pair, timeout=30)
+    assert (again.search(x, recall=1.0)[1] == np.asarray(shard_task.test.top_ids)).all()
+
+
+def test_another_replica_takes_over_when_one_is_killed(deployed, pair, shard_task):
+    import ray
+
+    x = np.asarray(shard_task.test.queries)
+    whole = load_shards(pair).search(x)[1]
+    for shard in range(2):
+        replicas = replicas_of(shard)
+        assert len(replicas) == 2
+        ray.kill(ray.get_actor(replicas[0]["name"], namespace=replicas[0]["namespace"]), no_restart=True)
+        answer = deployed.ask(x)
+        assert answer.complete
+        assert (answer.missing == 0).all()
+        assert (answer.ids == whole).all()
+
+
+def test_a_shard_that_is_slow_is_missing_after_the_timeout(deployed, pair, shard_task):
+    x = np.asarray(shard_task.test.queries)
+    started = time.monotonic()
+    answer = connect_shards(pair, timeout=1e-4).ask(x)
+    assert time.monotonic() - started < 20
+    assert not answer.complete
+    assert any("no answer in 0.0001 s" in reason for reason in answer.silent.values())
+
+
+def test_a_shard_that_is_wholly_gone_is_missing_and_said_to_be(deployed, shard_task):
+    from ray import serve
+
+    x = np.asarray(shard_task.test.queries)
+    serve.delete(shard_name("amips", 1))
+    answer = deployed.ask(x)
+    asked = deployed.choose_shards(x)[:, 1]
+    assert list(answer.silent) == [1]
+    assert ((answer.missing > 0) == asked).all()
+    with pytest.raises(amips.ShardsMissingError, match="shard 1 did not answer"):
+        deployed.search(x)
+    remove_shards(deployed)
+    assert sorted(deployed.ask(x[:5], probes=2).silent) == [0, 1]
+
+
+def test_what_cannot_be_deployed_is_refused(cluster, tmp_path):
+    with pytest.raises(amips.BundleError, match="not a finished shards"):
+        deploy_shards(tmp_path)
+    with pytest.raises(amips.AmipsError, match="replicas=0"):
+        deploy_shards(tmp_path, replicas=0)
