@@ -17,7 +17,7 @@ import amips
 from amips.cli import cli
 from amips.errors import AmipsError, BundleError
 from amips.locks import locked
-from amips.search import Point
+from amips.search import Index, Point
 from amips.signing import new_key
 from amips.task import load_task
 from amips.text import Asker, attach, embed
@@ -103,13 +103,13 @@ def test_fewer_probes_scan_fewer_keys_and_recall_chooses_them(folder):
         )
     # It is the recall of the top 10 that is asked for, also where one result is.
     points = [Point(1, 1.0, 0.5, 0.1, 1.0), Point(7, 1.0, 1.0, 0.9, 7.0)]
-    asker.index = replace(asker.index, points=points)
+    asker.index = Index(replace(asker.index.snapshot, points=points))
     assert asker.ask("open a socket", k=1).probes == 7
 
 
 def test_an_index_that_nothing_is_known_of_needs_probes(folder):
     asker = Asker(folder / "bundle")
-    asker.index = replace(asker.index, points=[], target_recall=None)
+    asker.index = Index(replace(asker.index.snapshot, points=[], target_recall=None))
     assert asker.ask("csv", probes=3).probes == 3
     with pytest.raises(AmipsError, match="give probes"):
         asker.ask("csv")
@@ -136,7 +136,8 @@ def test_compare_knows_the_true_keys_of_codes_and_second_cells(folder):
     task = load_task(folder / "task")
     second = ((task.cells.assignment + 1) % task.c).astype(np.int32)
     coded = amips.build(task, None, storage="lean", dimensions=8, second_cells=second)
-    asker.index = replace(coded, store=replace(coded.store, refine=1))  # finds 3 candidates, often wrong
+    wrong = replace(coded.snapshot, store=replace(coded.store, refine=1))  # finds 3 candidates
+    asker.index = Index(wrong)
     (effort,) = asker.compare(question, k=3)
     order = asker.index.choose_cells(x, task.c)[0]
     for probes, all_seen in ((effort.probes, True), (effort.probes - 1, False)):
@@ -145,8 +146,8 @@ def test_compare_knows_the_true_keys_of_codes_and_second_cells(folder):
 
 
 def test_a_recall_out_of_reach_is_said_in_a_line(folder, monkeypatch):
-    low = replace(amips.load(folder / "bundle"), points=[Point(1, 0.5, 0.5, 0.1, 1.0)])
-    monkeypatch.setattr(module, "load", lambda path, trusted: low)
+    low = replace(amips.load(folder / "bundle").snapshot, points=[Point(1, 0.5, 0.5, 0.1, 1.0)])
+    monkeypatch.setattr(module, "load", lambda path, trusted: Index(low))
     words = ["ask", str(folder / "bundle"), "read a csv file"]
     assert "recall 0.95 is out of reach" in str(CliRunner().invoke(cli, words).exception)
     done = CliRunner().invoke(cli, [*words, "--best-effort"])

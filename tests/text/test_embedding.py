@@ -15,7 +15,7 @@ import pytest
 import amips
 from amips import AmipsError, VectorError, files
 from amips.cli import main
-from amips.text import embedding
+from amips.text import encoding
 from amips.text.embedding import Embedded, embed
 from amips.text.texts import Text, read_texts
 from amips.vectors import inspect, open_vectors
@@ -135,7 +135,7 @@ def test_of_texts_that_are_not_in_a_file(tmp_path):
 
 
 def test_very_long_texts_make_shorter_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding, "SHARD_BYTES", 1000)
+    monkeypatch.setattr(encoding, "SHARD_BYTES", 1000)
     texts = [Text(str(i), "", f"{i} " + "w" * (5000 if i == 3 else 100)) for i in range(30)]
     encoder = Fake()
     made = embed(texts, encoder=encoder, out=tmp_path / "out")

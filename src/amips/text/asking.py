@@ -84,6 +84,7 @@ class Asker:
             that the bundle names, if it is on this machine. Nothing is downloaded because a bundle says so,
             and a directory that it names is never opened: either may be someone else's.
         trusted: as in `amips.load`; the texts must be signed too.
+        index: the bundle, if it is open already: it is not loaded again.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class Asker:
         *,
         encoder: str | Path | Encoder | None = None,
         trusted: Trusted | None = None,
+        index: Index | None = None,
     ) -> None:
         self.path = Path(bundle)
-        self.index: Index = load(self.path, trusted=trusted)
+        self.index = load(self.path, trusted=trusted) if index is None else index
         if not os.path.lexists(self.path / TEXT_MANIFEST):
             raise BundleError(f"{bundle} has no texts: build it with --texts DIR (what amips embed made)")
         self.texts, self._named = self._open_texts(trusted)
@@ -111,9 +113,11 @@ class Asker:
             except AmipsError:
                 if bundle_stamp(self.path, TEXT_MANIFEST) == before:
                     raise  # otherwise they were replaced meanwhile
+        if not self.index.fingerprint:
+            raise BundleError(f"{self.path} has keys that were added without texts: search it by vectors")
         if about.get("keys") != self.index.fingerprint:
             raise BundleError(f"the texts in {self.path} belong to other keys: build with --texts again")
-        if len(texts) != self.index.n:
+        if len(texts) != self.index.snapshot.n:
             raise BundleError(f"{path} is damaged: {len(texts)} texts")
         return texts, str(about.get("encoder"))
 
@@ -144,7 +148,7 @@ class Asker:
 
     def _knows_keys(self, encoder: Encoder) -> bool:
         """Whether the first text, encoded, is found with the score that a unit vector has with itself."""
-        plain = plain_index(self.index)
+        plain = plain_index(self.index.snapshot)
         x = encoder.encode([self.texts[0].whole])
         if isinstance(plain, GraphSearcher):
             scores, _, _ = plain.search_with(x, 1, None)
@@ -167,7 +171,9 @@ class Asker:
         """
         k = checked_k(k)
         x = self._encoded(question)
-        plain = with_facts(self.index, labels=None)  # rows, not labels: rows are what texts have
+        plain = with_facts(self.index.snapshot, labels=None)  # rows, not labels: rows are what texts have
+        if plain.n != len(self.texts):
+            raise BundleError(f"{self.path} has keys that were added without texts: search it by vectors")
         wanted = max(k, TOP) if probes is None else k  # recall is known of so many top keys
         effort: dict[str, Any] = {"recall": recall, "probes": probes, "best_effort": best_effort}
         scores, ids = plain.search(x, wanted, **effort)
@@ -181,7 +187,7 @@ class Asker:
 
     def compare(self, question: str, k: int = 5) -> list[RouterEffort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
-        index = plain_index(self.index)
+        index = plain_index(self.index.snapshot)
         if isinstance(index, GraphSearcher):
             raise AmipsError(f"{self.path} walks a graph: it has no probes to compare")
         x = self._encoded(question)

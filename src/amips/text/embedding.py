@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from amips.arguments import check_flag
-from amips.errors import AmipsError, VectorError
+from amips.cluster import Cluster, check_address, connected
+from amips.errors import AmipsError
 from amips.files import (
     ADVICE,
     check_output,
@@ -29,14 +31,13 @@ from amips.progress import Bar
 from amips.resources import plain_resource_errors
 from amips.rowfiles import Columns, RowFiles
 from amips.text.encoders import DEFAULT, Encoder, canonical, open_encoder
+from amips.text.encoding import encode_shard, encoded_on, shards_of
 from amips.text.lines import line, writing
 from amips.text.texts import SKIP, Text, TextFile, distinct, read_texts
-from amips.vectors import Floats, inspect, open_vectors, row_norms
+from amips.vectors import inspect, open_vectors
 
 MANIFEST, PLAN, PARTIAL, LOCK = "embed.json", "plan.json", "partial", ".lock"
 KIND, FORMAT, WHAT = "embed", 1, "a directory of embed"
-SHARD_BYTES = 1 << 26  # of text in a shard, whatever its number of texts
-TOLERANCE = 1e-3  # how far from 1 a norm may be
 
 Source = str | Path | Iterable[Text]
 
@@ -100,6 +101,7 @@ def embed(
     shard: int = 8192,
     titles: bool = True,
     skip_empty: bool = False,
+    ray: str | None = None,
     progress: bool = False,
 ) -> Embedded:
     """Encode a corpus, and queries, into `out`: keys.npy and keys.jsonl, queries.npy and queries.jsonl.
@@ -118,9 +120,11 @@ def embed(
         titles: encode the title of a document before its text, as BEIR's own tools do; False leaves titles
             out, as the paper's published code does. Two documents of one text are then one.
         skip_empty: leave texts of white space out, and count them, instead of an error.
+        ray: a Ray cluster whose workers encode, a shard at a time: "auto", HOST:PORT or "local". Each opens
+            the encoder by its name, or is handed the one given here.
         progress: say on standard error how far it is: a bar on a terminal, a line now and then otherwise.
     """
-    out = local(out, AmipsError)
+    out, address = local(out, AmipsError), check_address(ray)
     if batch < 1 or shard < 1:
         raise AmipsError(f"batch={batch}, shard={shard}: each must be at least 1")
     if str(corpus) == str(queries) == "-":
@@ -130,6 +134,7 @@ def embed(
         sources = {side: _untitled(source, skip_empty) for side, source in sources.items()}
     name = canonical(encoder) if isinstance(encoder, (str, Path)) else encoder.name
     _check_place(out, name)
+    handed = encoder
     if not (out / MANIFEST).exists() and isinstance(encoder, (str, Path)):
         # Before the texts are read, which may take long: weights that are missing are said at once.
         encoder = open_encoder(encoder)
@@ -142,8 +147,9 @@ def embed(
         else:
             assert not isinstance(encoder, (str, Path))
             read = _write_texts(out, sources, name, skip_empty)
-            for side in sources:
-                _encode(out, side, encoder, batch, shard, progress)
+            with connected(address) as cluster:
+                for side in sources:
+                    _encode(out, side, encoder, batch, shard, progress, handed, cluster)
             fields: dict[str, Any] = {"kind": KIND, "format": FORMAT, **_plan(name, read), "d": encoder.d}
             fields["fingerprint"] = inspect(open_vectors(out / "keys.npy")).fingerprint
             for side, facts in read.items():
@@ -245,8 +251,20 @@ def _untitled(source: Source, skip_empty: bool) -> Iterator[Text]:
     return (replace(text, title="") for text in _texts(source, skip_empty))
 
 
-def _encode(out: Path, side: str, encoder: Encoder, batch: int, shard: int, progress: bool) -> None:
-    """Encode the texts of `side`, or what is missing of them, and put the file of vectors in its place."""
+def _encode(
+    out: Path,
+    side: str,
+    encoder: Encoder,
+    batch: int,
+    shard: int,
+    progress: bool,
+    handed: str | Path | Encoder,
+    cluster: Cluster | None,
+) -> None:
+    """Encode the texts of `side`, or what is missing of them, and put the file of vectors in its place.
+
+    Workers of a cluster are given `handed`: the name of the encoder, or itself.
+    """
     if (out / f"{side}.npy").exists():  # it is moved there whole
         return
     folder = out / PARTIAL / side
@@ -256,41 +274,16 @@ def _encode(out: Path, side: str, encoder: Encoder, batch: int, shard: int, prog
         RowFiles(folder, len(texts), columns, of=encoder.name) as files,
         Bar(len(texts), side, " texts", progress, start=files.done) as shown,
     ):
-        while files.done < len(texts):
-            rows = texts.rows(files.done, _end(texts, files.done, shard))
-            vectors = np.empty((len(rows), encoder.d), np.float32)
-            # The longest first: what does not fit in memory fails at once, not hours later.
-            order = sorted(range(len(rows)), key=[-len(text.whole) for text in rows].__getitem__)
-            for low in range(0, len(rows), batch):
-                chosen = order[low : low + batch]
-                vectors[chosen] = _vectors(encoder, [rows[i] for i in chosen])
-                shown.update(len(chosen))
+        shards, started = shards_of(texts, files.done, shard), time.monotonic()
+        encoded = (
+            (encode_shard(encoder, rows, batch, shown.update) for rows in shards)
+            if cluster is None
+            else encoded_on(cluster, handed, shards, batch)
+        )
+        for vectors in encoded:
             files.append({side: vectors})
             files.commit()
+            if cluster is not None:
+                shown.update(len(vectors))
+                cluster.note(shown, started)
     (folder / f"{side}.npy").rename(out / f"{side}.npy")
-
-
-def _end(texts: TextFile, start: int, shard: int) -> int:
-    """The end of the shard that begins at `start`: of so many texts, but fewer if they are very long."""
-    stop = min(start + shard, len(texts))
-    while stop > start + 1 and texts.size(start, stop) > SHARD_BYTES:
-        stop = start + (stop - start) // 2
-    return stop
-
-
-def _vectors(encoder: Encoder, texts: list[Text]) -> Floats:
-    """Encode a batch; a row that cannot be used is an error that names its text."""
-    vectors = np.asarray(encoder.encode([text.whole for text in texts]), np.float32)
-    if vectors.shape != (len(texts), encoder.d):
-        raise VectorError(
-            f"{encoder.name} gave {list(vectors.shape)} for {len(texts)} texts, not d = {encoder.d}"
-        )
-    norms = row_norms(vectors)
-    wrong = ~(np.abs(norms - 1) < TOLERANCE)  # and so those that are not finite
-    if wrong.any():
-        first = int(wrong.argmax())
-        raise VectorError(
-            f"{encoder.name} gives text {texts[first].id!r} a vector of norm {norms[first]:.3g}, expected 1; "
-            "remove the text, or use another encoder"
-        )
-    return vectors

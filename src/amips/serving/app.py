@@ -1,0 +1,233 @@
+"""The service over HTTP: routes, who may use them, and one line for whatever goes wrong."""
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from amips.errors import AmipsError
+from amips.serving.openapi import document
+from amips.serving.prometheus import CONTENT_TYPE
+from amips.serving.refusals import CONFLICT, ClientGone, Refused, busy, refusal
+from amips.serving.requests import (
+    RAW,
+    Bodies,
+    ask_request,
+    change_request,
+    content_type,
+    search_request,
+)
+from amips.serving.security import Tokens, check_host
+from amips.serving.service import Service
+from amips.vectors import Floats
+
+OPEN = {"/health"}  # without a token, for whoever watches over the process
+CHANGES = {
+    "/add": frozenset({"keys", "ids", "attributes"}),
+    "/remove": frozenset({"ids"}),
+    "/update": frozenset({"keys", "ids", "attributes"}),
+}
+WRITE = {*CHANGES, "/reload"}
+MOST_REQUESTS = 4096  # at a time
+GONE, BROKEN = 499, 500  # statuses in the log: the client left; a defect of amips
+
+log = logging.getLogger("amips.serving")
+
+
+class Application:
+    """The ASGI application of a service.
+
+    Args:
+        service: what is served.
+        tokens: who may ask, and who may change.
+        local: it is reached from this machine alone: without a token, under no other name.
+        log_requests: a line for each request; otherwise for those that failed.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        tokens: Tokens | None = None,
+        *,
+        local: bool = False,
+        log_requests: bool = True,
+    ) -> None:
+        self.service, self._tokens, self._log_requests = service, tokens or Tokens(), log_requests
+        self._check_host = local and self._tokens.read is None
+        self._bodies = Bodies(service.limits.body)
+        self._requests = 0
+        get: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/health": self._health,
+            "/info": self._info,
+            "/metrics": self._metrics,
+            "/openapi.json": self._openapi,
+        }
+        post: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/search": self._search,
+            "/ask": self._ask,
+            "/reload": self._reload,
+            **dict.fromkeys(CHANGES, self._change),
+        }
+        # Routes are tried in turn: what is asked for most comes first.
+        routes = [Route(path, call, methods=["POST"]) for path, call in post.items()]
+        routes += [Route(path, call, methods=["GET"]) for path, call in get.items()]
+        self._paths = {*get, *post}
+        self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
+        await self.service.start()
+        try:
+            yield
+        finally:
+            await self.service.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; whatever goes wrong is one line of JSON."""
+        scope["app"] = (
+            self  # where there is one, routes leave it to the application to say that there is none
+        )
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+        self._requests += 1
+
+        async def note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self._router(scope, receive, note_status)
+        except ClientGone:
+            status = GONE
+        except Exception as problem:
+            if status:  # the answer has begun: the connection is closed
+                raise
+            await _failed(problem)(scope, receive, note_status)
+        finally:
+            self._requests -= 1
+            self._note(scope, status or GONE, time.perf_counter() - start)
+
+    def _check(self, scope: Scope) -> None:
+        path = scope["path"]
+        if self._requests > MOST_REQUESTS:
+            raise busy("too many requests at a time: try again later")
+        if path in OPEN:
+            return
+        headers = dict(scope["headers"])
+        if self._check_host:
+            check_host(headers.get(b"host", b""))
+        self._tokens.check(headers.get(b"authorization", b""), write=path in WRITE)
+        if path not in self._paths:  # as it is: routes match a path with a line end behind it, too
+            raise HTTPException(404)
+        self._check_loaded()
+
+    def _check_loaded(self) -> None:
+        if self.service.index is None:
+            raise busy("the index is being loaded: try again later")
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        counters = self.service.counters
+        counters.requests.labels(path, str(status)).inc()
+        counters.seconds.labels(path).observe(seconds)
+        if self._log_requests or status >= 400:
+            facts = {"method": scope["method"], "path": path, "status": status, "ms": round(1e3 * seconds, 3)}
+            log.info("request", extra={"facts": {**facts, **scope.get("amips", {})}})
+
+    async def _health(self, _: Request) -> Response:
+        self._check_loaded()
+        return _json({"status": "ready"})
+
+    async def _info(self, _: Request) -> Response:
+        return _json(self.service.info)
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(self.service.metrics(), media_type=CONTENT_TYPE)
+
+    async def _openapi(self, _: Request) -> Response:
+        return _json(document(self.service.limits))
+
+    async def _search(self, request: Request) -> Response:
+        body = await self._bodies.read(request.headers, request.receive)
+        kind, limits = content_type(request.headers), self.service.limits
+        wanted = search_request(body, kind, request.scope["query_string"], self.service.index.d, limits)
+        request.scope["amips"] = {"rows": len(wanted.x), "k": wanted.options.k}
+        with self._bodies.counted(len(body)):
+            scores, ids = await self.service.search(wanted)
+        if request.headers.get("accept") == RAW and ids.dtype.kind == "i":
+            rows = np.ascontiguousarray(scores, "<f4").tobytes() + np.ascontiguousarray(ids, "<i8").tobytes()
+            return Response(rows, media_type=RAW)
+        return _json({"scores": _plain(scores), "ids": ids.tolist()})
+
+    async def _ask(self, request: Request) -> Response:
+        body = await self._bodies.read(request.headers, request.receive)
+        question, options = ask_request(body, content_type(request.headers), self.service.limits)
+        answer = await self.service.ask(question, options)
+        hits = [
+            {"score": hit.score, "id": hit.text.id, "title": hit.text.title, "text": hit.text.text}
+            for hit in answer.hits
+        ]
+        return _json({"hits": hits, "probes": answer.probes, "scanned": answer.scanned, "n": answer.n})
+
+    async def _change(self, request: Request) -> Response:
+        body = await self._bodies.read(request.headers, request.receive)
+        service, path = self.service, request.scope["path"]
+        kind = content_type(request.headers)
+        wanted = change_request(body, kind, CHANGES[path], service.index.d, service.limits)
+        answer: dict[str, Any] = {}
+        if path == "/add":
+            answer["ids"] = (await service.add(wanted)).tolist()
+        elif path == "/remove":
+            answer["removed"] = await service.remove(wanted)
+        else:
+            await service.update(wanted)
+        return _json({**answer, "n": int(service.index.n)})
+
+    async def _reload(self, request: Request) -> Response:
+        await self._bodies.read(request.headers, request.receive)
+        if self.service.read_only is not None:  # the other workers would not hear of it
+            raise Refused(CONFLICT, self.service.read_only)
+        return _json({"changed": await self.service.reload(), "n": int(self.service.index.n)})
+
+
+def _failed(problem: Exception) -> Response:
+    """The answer to a request that failed."""
+    if isinstance(problem, HTTPException):
+        headers = dict(problem.headers or {})
+        words = {404: "there is nothing here: see /openapi.json", 405: "another method is needed here"}
+        return _json({"error": words.get(problem.status_code, problem.detail)}, problem.status_code, headers)
+    if isinstance(problem, AmipsError | MemoryError):
+        answer = refusal(problem)
+        # The body may not have been read to its end: no other request can follow it.
+        closing = {"connection": "close"} if answer.status in (401, 403, 413) else {}
+        return _json({"error": str(answer)}, answer.status, {**answer.headers, **closing})
+    log.error("defect", exc_info=problem)
+    return _json({"error": "a defect of amips: it is in the log of the service"}, BROKEN)
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(value), status, headers, "application/json")
+
+
+def _plain(scores: Floats) -> Any:
+    """Scores for JSON, which has no infinite ones: null where there is no result."""
+    if np.isfinite(scores).all():
+        return scores.tolist()
+    rows: NDArray[Any] = scores.astype(object)
+    rows[~np.isfinite(scores)] = None
+    return rows.tolist()
