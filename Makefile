@@ -39,7 +39,7 @@ fuzz: setup
 	AMIPS_FUZZ=$(TRIES) AMIPS_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -s tests/chaos/test_fuzz.py
 
 chaos: setup
-	AMIPS_CHAOS=300 AMIPS_KILLS=200 $(BIN)/python -m pytest -s tests/chaos --ignore tests/chaos/test_fuzz.py
+	AMIPS_CHAOS=300 AMIPS_KILLS=200 $(BIN)/python -m pytest -s tests/chaos tests/cluster --ignore tests/chaos/test_fuzz.py
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo

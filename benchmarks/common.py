@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from amips.bench import describe_machine
 from amips.errors import AmipsError
@@ -12,6 +13,7 @@ from amips.tables import markdown_table
 from amips.vectors import Floats, Vectors, open_vectors
 
 RESULTS = Path(__file__).parent / "results"
+BLOCK = 1 << 16  # keys that are generated at a time
 
 
 def data_file(data: Path, name: str) -> Vectors:
@@ -34,6 +36,36 @@ def unit(x: Floats) -> Floats:
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     scaled: Floats = (x / np.where(norms > 0, norms, 1)).astype(np.float32)
     return scaled
+
+
+def generated(folder: Path, n: int, m: int, d: int, seed: int = 0) -> tuple[Path, Path]:
+    """Files of n keys about topics and m queries that say less, in a style of their own; made once.
+
+    Keys vary in directions of falling weight; there are 50 about each topic, so that more keys mean more
+    topics, as a collection grows that is about more and more.
+    """
+    keys_file, queries_file = folder / f"keys-{n}-{d}-{seed}.npy", folder / f"queries-{n}-{m}-{d}-{seed}.npy"
+    weight = (1 / np.sqrt(1 + np.arange(d))).astype(np.float32)
+    if not keys_file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng([seed, n, d])
+        topics = rng.standard_normal((max(2, n // 50), d), np.float32)
+        partial = keys_file.with_suffix(".partial")
+        keys = open_memmap(partial, "w+", np.float32, (n, d))
+        for low in range(0, n, BLOCK):
+            count = min(BLOCK, n - low)
+            own = 0.8 * rng.standard_normal((count, d), np.float32)
+            keys[low : low + count] = unit((topics[rng.integers(0, len(topics), count)] + own) * weight)
+        keys.flush()
+        partial.rename(keys_file)
+    if not queries_file.exists():
+        rng = np.random.default_rng([seed, n, d, 1])
+        style = unit(rng.standard_normal((1, d)) * weight)
+        said = np.where(np.arange(d) < d // 3, 1.0, 0.4)
+        noise = rng.standard_normal((m, d)) * weight / np.linalg.norm(weight)
+        asked = open_vectors(keys_file, "keys").take(rng.integers(0, n, m)) * said
+        np.save(queries_file, unit(asked + 0.7 * style + 0.5 * noise))
+    return keys_file, queries_file
 
 
 def ratio(times: dict[str, list[float]], flops: dict[str, float], name: str, base: str) -> float:

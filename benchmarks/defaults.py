@@ -26,7 +26,7 @@ from amips import exact
 from amips.bench import sweep
 from amips.builder import Builder
 from amips.metrics import TOP, cost_at
-from amips.search import GraphSearcher, Index, ladder, margin_ladder, mass_bounds, recalls
+from amips.search import GraphSearcher, Index, Snapshot, ladder, margin_ladder, mass_bounds, recalls
 from amips.task import Task
 from amips.vectors import Floats, open_vectors
 
@@ -49,12 +49,13 @@ class HeldOut:
         """Exact top keys of x."""
         return cls(x, exact.top_k(open_vectors(keys), x, TOP)[1], 2.0 * keys.size)
 
-    def points(self, index: Index) -> list[tuple[float, float]]:
+    def points(self, index: Index | Snapshot) -> list[tuple[float, float]]:
         """(share of a full scan, recall@10) over a ladder of probes, and of bounds if it stops by mass.
 
         Of a graph over a ladder of margins.
         """
-        if isinstance(index, GraphSearcher):
+        snapshot = index.snapshot if isinstance(index, Index) else index
+        if isinstance(snapshot, GraphSearcher):
             efforts: list[list[dict[str, float]]] = [[{"margin": m} for m in margin_ladder(index)]]
         else:
             efforts = [[{"probes": p} for p in ladder(index.c)]]
@@ -68,7 +69,7 @@ class HeldOut:
                     break
         return points
 
-    def point(self, index: Index, **effort: float) -> tuple[float, float]:
+    def point(self, index: Index | Snapshot, **effort: float) -> tuple[float, float]:
         """(share of a full scan, recall@10) of one effort; of `search(x)` if none is named."""
         recall = recalls(index.search(self.x, TOP, **effort)[1], self.top, TOP).mean()
         return float(index.cost(self.x, TOP, **effort).flops.mean() / self.full), float(recall)

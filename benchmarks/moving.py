@@ -45,12 +45,11 @@ def moved(
     check_top(top_ids, queries.n, keys.n)
     target, gain = cells.assignment.copy(), np.zeros(keys.n, np.float32)
     step = max(1, BLOCK_BYTES // (4 * max(keys.d, cells.count)))
-    with towards_queries(keys, queries, top_ids, strength) as points:
-        for start in range(0, keys.n, step):
-            fits = scores(np.asarray(points[start : start + step]))
-            best, rows = fits.argmax(axis=1), np.arange(len(fits))
-            target[start : start + step] = best
-            gain[start : start + step] = fits[rows, best] - fits[rows, cells.assignment[start : start + step]]
+    for start, block in towards_queries(keys, queries, top_ids, strength).blocks(step):
+        fits = scores(block)
+        best, rows = fits.argmax(axis=1), np.arange(len(fits))
+        target[start : start + step] = best
+        gain[start : start + step] = fits[rows, best] - fits[rows, cells.assignment[start : start + step]]
     leaving = np.flatnonzero(gain > 0)
     leaving = leaving[np.lexsort((leaving, -gain[leaving], target[leaving]))]  # by cell, most gain first
     to = target[leaving]

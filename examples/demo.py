@@ -109,7 +109,7 @@ def make(o: argparse.Namespace, step: Step, show: bool) -> Summary:
     write_page(results, out / "report.html")
     step("building the bundle: the design that was best on val")
     index = index_of(task, results, System.from_json(summary.values["best"]))
-    save(replace(index, labels=np.array(embedded.key_texts.ids())), out / "bundle")
+    save(replace(index.snapshot, labels=np.array(embedded.key_texts.ids())), out / "bundle")
     attach(out / "bundle", embedded)
     return summary
 

@@ -37,12 +37,14 @@ class Scan {
 
   void run(const float* cell_scores) {
     const int64_t probes = choose(cell_scores ? cell_scores : route());
-    if (cells.keys) {
+    if (cells.parts[0].keys) {
       prepare();
-      for (int64_t a = 0; a < probes; a++) scan_codes(cell_of(a));
+      for (int64_t a = 0; a < probes; a++)
+        for (int64_t b = 0; b < cells.count; b++) scan_codes(cells.parts[b], cell_of(a));
       score_again();
     } else {
-      for (int64_t a = 0; a < probes; a++) scan_keys(cell_of(a));
+      for (int64_t a = 0; a < probes; a++)
+        for (int64_t b = 0; b < cells.count; b++) scan_keys(cells.parts[b], cell_of(a));
     }
     best.fill();
   }
@@ -56,7 +58,11 @@ class Scan {
   int64_t count = 0;   // candidates
   uint32_t least = 0;  // score that a candidate must have
 
-  int64_t size_of(int64_t cell) const { return cells.start[cell + 1] - cells.start[cell]; }
+  int64_t size_of(int64_t cell) const {
+    int64_t size = 0;
+    for (int64_t b = 0; b < cells.count; b++) size += cells.parts[b].start[cell + 1] - cells.parts[b].start[cell];
+    return size;
+  }
   int64_t cell_of(int64_t a) const { return int64_t(~uint32_t(s.chosen[a])); }
 
   // W A x / ||x||.
@@ -134,17 +140,22 @@ class Scan {
     if (cells.r % 2) std::memset(s.table + 16 * cells.r, 0, 16);
   }
 
-  void scan_codes(int64_t cell) {
-    const int64_t low = cells.start[cell], size = cells.start[cell + 1] - low, pairs = (cells.r + 1) / 2;
-    const uint8_t* codes = reinterpret_cast<const uint8_t*>(cells.rows[cell]);
+  bool may_be(const CellPart& part, int64_t place) const {
+    return !asked.allowed || asked.allowed[part.first + part.entries[place]];
+  }
+
+  void scan_codes(const CellPart& part, int64_t cell) {
+    const int64_t low = part.start[cell], size = part.start[cell + 1] - low, pairs = (cells.r + 1) / 2;
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(part.rows[cell]);
     alignas(32) uint16_t scores[BLOCK];
     for (int64_t at = 0; at < size; at += BLOCK, codes += BLOCK * pairs) {
       score_tables(codes, s.table, pairs, scores);
       uint32_t mask = reaching(scores, least);
       if (size - at < BLOCK) mask &= (uint32_t(1) << (size - at)) - 1;
       for (; mask; mask &= mask - 1) {
-        const int64_t a = __builtin_ctz(mask);
-        s.candidates[count++] = uint64_t(scores[a]) << 40 | (PLACE - uint64_t(low + at + a));  // ties: the first
+        const int64_t a = __builtin_ctz(mask), place = low + at + a;
+        if (!may_be(part, place)) continue;
+        s.candidates[count++] = uint64_t(scores[a]) << 40 | (PLACE - uint64_t(part.places + place));  // ties: the first
       }
       if (count >= 2 * asked.candidates) cut();
     }
@@ -161,8 +172,17 @@ class Scan {
 
   void score_again() {
     if (count > asked.candidates) cut();
-    const auto key = [&](int64_t a) { return cells.keys + s.candidates[a] * cells.d; };
-    for (int64_t a = 0; a < count; a++) s.candidates[a] = uint64_t(cells.entries[PLACE - (s.candidates[a] & PLACE)]);
+    const CellPart *first = cells.parts, *last = cells.parts + cells.count - 1;
+    const auto key = [&](int64_t a) {
+      const int64_t id = int64_t(s.candidates[a]);
+      const CellPart* part = id < last->first ? first : last;
+      return part->keys + (id - part->first) * cells.d;
+    };
+    for (int64_t a = 0; a < count; a++) {
+      const int64_t place = int64_t(PLACE - (s.candidates[a] & PLACE));
+      const CellPart* part = place < last->places ? first : last;
+      s.candidates[a] = uint64_t(part->first + part->entries[place - part->places]);
+    }
     for (int64_t a = 0; a < count; a++) {
       if (a == 0) for (int64_t b = 0; b < FETCH_KEYS && b < count; b++) fetch(key(b), 4 * cells.d);
       if (a + FETCH_KEYS < count) fetch(key(a + FETCH_KEYS), 4 * cells.d);
@@ -170,10 +190,10 @@ class Scan {
     }
   }
 
-  void scan_keys(int64_t cell) {
-    const float* row = reinterpret_cast<const float*>(cells.rows[cell]);
-    for (int64_t at = cells.start[cell]; at < cells.start[cell + 1]; at++, row += cells.d)
-      best.take(dot(row, x, cells.d), cells.entries[at]);
+  void scan_keys(const CellPart& part, int64_t cell) {
+    const float* row = reinterpret_cast<const float*>(part.rows[cell]);
+    for (int64_t at = part.start[cell]; at < part.start[cell + 1]; at++, row += cells.d)
+      if (may_be(part, at)) best.take(dot(row, x, cells.d), part.first + part.entries[at]);
   }
 };
 

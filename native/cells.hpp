@@ -4,13 +4,21 @@
 
 namespace amips {
 
-// Everything that a search reads. Entries are keys cell by cell: a key may be in a second cell.
-struct Cells {
-  int64_t c, d;
+// Keys by cell. Entries are keys cell by cell: a key may be in a second cell.
+struct CellPart {
   const uint64_t* rows;    // [c]: where the codes of each cell are, or its float32 keys
   const int64_t* start;    // [c + 1]: where in the entries each cell begins
   const int64_t* entries;  // [e]
   const float* keys;       // [n, d]; null where the cells hold float32 keys, which are scored themselves
+  int64_t first;           // the number of its first key
+  int64_t places;          // entries of the parts before
+};
+
+// Everything that a search reads: one part, or two with the same cells and codes, of which one was added later.
+struct Cells {
+  int64_t c, d;
+  CellPart parts[2];
+  int64_t count;           // of parts
   int64_t r;               // values in a code
   const float* projection; // [r, d]
   const float* codebook;   // [r, 16]: what each value of a code stands for
@@ -28,6 +36,7 @@ struct CellEffort {
   float min_mass;      // which a cell has at least, unless it is the best
   int64_t keys;        // that the cells hold at least, by mass
   int64_t candidates;  // entries that are scored again
+  const uint8_t* allowed;  // [n] of all parts: other than 0 of the keys that may be results; null if all may
 };
 
 // Memory that one search needs, made by the caller: nothing is allocated within.

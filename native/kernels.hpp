@@ -101,6 +101,47 @@ inline int32_t dot_codes(const int8_t* code, const int16_t* query, int64_t d) {
   return sum;
 }
 
+// Of two rows of numbers within -127 ... 127, a multiple of 32 of them.
+inline int32_t dot_bytes(const int8_t* a, const int8_t* b, int64_t count) {
+#if defined(__AVX2__)
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i sum = _mm256_setzero_si256();
+  for (int64_t j = 0; j < count; j += 32) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a + j));
+    const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + j));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(w, v));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+  }
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+#else
+  int32_t sum = 0;
+  for (int64_t j = 0; j < count; j++) sum += int32_t(a[j]) * b[j];
+  return sum;
+#endif
+}
+
+// Of one such row with two others, which share the reading of it.
+inline void dots_of_two(const int8_t* a, const int8_t* b, const int8_t* c, int64_t count, int32_t* out) {
+#if defined(__AVX2__)
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i first = _mm256_setzero_si256(), second = first;
+  for (int64_t j = 0; j < count; j += 32) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a + j)), size = _mm256_abs_epi8(v);
+    const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + j));
+    const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(c + j));
+    first = _mm256_add_epi32(first, _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(w, v)), ones));
+    second = _mm256_add_epi32(second, _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(u, v)), ones));
+  }
+  const __m256i pairs = _mm256_hadd_epi32(first, second), four = _mm256_hadd_epi32(pairs, pairs);
+  const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  out[0] = _mm_cvtsi128_si32(both), out[1] = _mm_extract_epi32(both, 1);
+#else
+  out[0] = dot_bytes(a, b, count), out[1] = dot_bytes(a, c, count);
+#endif
+}
+
 // Scores of 32 neighbours. Row p of a block, 64 bytes, has values 4 p ... 4 p + 3 of each: two bytes, of which the
 // low halves are the first two values and the high halves the others.
 inline void score_block(const uint8_t* block, const int8_t* query, int64_t r, int32_t* out) {

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cells.hpp"
 #include "edges.hpp"
+#include "insert.hpp"
 #include "walk.hpp"
 
 namespace nb = nanobind;
@@ -36,10 +38,14 @@ bool with_avx2() {
 
 #if defined(AMIPS_HAS_AVX2)
 const Search search_graph = with_avx2() ? avx2::search : generic::search;
+const SearchAllowed search_allowed = with_avx2() ? avx2::search_allowed : generic::search_allowed;
 const CellSearch search_cells = with_avx2() ? avx2::search_cells : generic::search_cells;
+const Insertion insert_keys = with_avx2() ? avx2::insert : generic::insert;
 #else
 const Search search_graph = generic::search;
+const SearchAllowed search_allowed = generic::search_allowed;
 const CellSearch search_cells = generic::search_cells;
+const Insertion insert_keys = generic::insert;
 #endif
 
 template <typename T>
@@ -47,28 +53,58 @@ void grow(std::vector<T>& array, int64_t size) {
   if (int64_t(array.size()) < size) array.resize(size);
 }
 
-// A graph ready to be walked; it keeps the arrays that it reads.
+// What walks need.
+struct Memory {
+  std::vector<int64_t> pool, results;
+  std::vector<int32_t> row, scores;
+  std::vector<float> projected;
+  std::vector<int8_t> query;
+  std::vector<int16_t> query16;
+  std::vector<uint8_t> bytes;
+  Scratch scratch{};
+  static int64_t places(int64_t width) {
+    int64_t capacity = 4;
+    while (capacity < 2 * width + 2) capacity *= 2;
+    return capacity;
+  }
+  void prepare(const Graph& g, const Effort& effort) {
+    grow(pool, places(effort.width));
+    grow(results, places(effort.results));
+    grow(row, g.degree);
+    grow(scores, std::max({g.degree, g.entries, g.r}) + BLOCK);
+    grow(projected, g.r + 1);
+    grow(query, g.r + 4);
+    grow(query16, g.d);
+    grow(bytes, g.d + 32);
+    scratch = {pool.data(), results.data(), row.data(), scores.data(), projected.data(), query.data(), query16.data(), bytes.data()};
+  }
+};
+
+// A graph ready to be walked; it keeps the arrays that it reads. What is behind the first n rows is not looked at.
 class Walker {
  public:
-  Walker(Array<int32_t> neighbours, Array<int32_t> entry, Array<float> keys, int storage, Array<uint8_t> codes,
-         int64_t r, Array<float> step, Array<int8_t> projection, Array<float> scale, Array<float> offset, float largest)
-      : floats{keys, step, scale, offset}, ids{neighbours, entry}, bytes(codes), matrix(projection) {
-    graph = {int64_t(neighbours.shape(0)), int64_t(keys.shape(1)), int64_t(neighbours.shape(1)),
-             int64_t(entry.shape(0)),      neighbours.data(),      entry.data(),
-             keys.data(),                  storage,                codes.data(),
-             r,                            step.data(),            projection.data(),
-             scale.data(),                 offset.data(),          largest};
+  Walker(int64_t n, Array<int32_t> neighbours, Array<int32_t> entry, Array<float> keys, int storage, Array<uint8_t> codes,
+         Array<uint8_t> entry_codes, int64_t r, Array<float> step, Array<int8_t> projection, Array<float> scale,
+         Array<float> offset, float largest, Array<uint32_t> versions)
+      : floats{keys, step, scale, offset}, ids{neighbours, entry}, bytes{codes, entry_codes}, matrix(projection),
+        versions(versions) {
+    graph = {n,           int64_t(keys.shape(1)), int64_t(neighbours.shape(1)), int64_t(entry.shape(0)), neighbours.data(),
+             entry.data(), keys.data(),           storage,                      codes.data(),            entry_codes.data(),
+             r,            step.data(),           projection.data(),            scale.data(),            offset.data(),
+             largest,      versions.size() ? versions.data() : nullptr};
   }
 
-  // x [m, d] of norms near 1; scores [m, k], ids [m, k] and counts [m, 3] are written.
+  // x [m, d] of norms near 1; scores [m, k], ids [m, k] and counts [m, 3] are written. `allowed` is [n], or empty if
+  // every key may be a result.
   void search(Array<float> x, int64_t depth, int64_t width, float margin, float refine, int64_t threads,
-              Out<float> scores, Out<int64_t> ids, Out<int64_t> counts) const {
+              Out<float> scores, Out<int64_t> ids, Out<int64_t> counts, Array<uint8_t> allowed, int64_t results,
+              int64_t visits) const {
     const int64_t m = int64_t(x.shape(0)), k = int64_t(ids.shape(1));
-    const Effort effort{k, depth, width, margin, refine};
+    const Effort effort{k, depth, width, margin, refine, allowed.size() ? allowed.data() : nullptr, results, visits};
     const auto rows = [&](int64_t low, int64_t high) {
       // Kept for the next call: a query alone should not pay for memory.
       thread_local Memory memory;
-      memory.prepare(graph, width);
+      memory.prepare(graph, effort);
       for (int64_t i = low; i < high; i++) {
         Counts counted;
         search_graph(graph, effort, x.data() + i * graph.d, memory.scratch, scores.data() + i * k, ids.data() + i * k, counted);
@@ -81,61 +117,70 @@ class Walker {
     else parallel(m, QUERIES, threads, rows);
   }
 
- private:
-  struct Memory {
-    std::vector<int64_t> pool;
-    std::vector<int32_t> scores;
-    std::vector<float> projected;
-    std::vector<int8_t> query;
-    std::vector<int16_t> query16;
-    std::vector<uint8_t> bytes;
-    Scratch scratch{};
-    void prepare(const Graph& g, int64_t width) {
-      int64_t capacity = 4;
-      while (capacity < 2 * width + 2) capacity *= 2;
-      grow(pool, capacity);
-      grow(scores, std::max({g.degree, g.entries, g.r}) + BLOCK);
-      grow(projected, g.r + 1);
-      grow(query, g.r + 4);
-      grow(query16, g.d);
-      grow(bytes, g.d + 32);
-      scratch = {pool.data(), scores.data(), projected.data(), query.data(), query16.data(), bytes.data()};
-    }
-  };
+  // Keys `first` ... `first` + m - 1, whose keys and codes are in the arrays already, into the graph of those before;
+  // `asked` [m, r or d]. The graph's own neighbours, blocks and versions are written.
+  void insert(Out<int32_t> neighbours, Out<uint8_t> blocks, Out<uint32_t> versions, Array<uint8_t> codes,
+              Array<int8_t> directions, int64_t degree, int64_t first, Array<float> asked, int64_t width, int64_t near,
+              int64_t links, Array<float> weight) const {
+    const int64_t voters = int64_t(weight.shape(0)), most = voters * graph.degree;
+    const Growth growth{degree,       neighbours.data(),  blocks.data(), versions.data(),
+                        codes.data(), directions.data(),  int64_t(directions.shape(1)) - 32};
+    int64_t places = 2;
+    while (places < 2 * most) places *= 2;
+    std::vector<int32_t> ids(width), table_ids(places), row(graph.degree + 1);
+    std::vector<uint64_t> nearest(width), voted(most);
+    std::vector<float> table(places);
+    Memory memory;
+    memory.prepare(graph, Effort{width, width, width, 0, 0});
+    GrowthScratch scratch{ids.data(), nearest.data(), voted.data(), table_ids.data(), table.data(), places, row.data(), weight.data()};
+    nb::gil_scoped_release release;
+    insert_keys(graph, growth, {width, near, voters, links}, first, int64_t(asked.shape(0)), asked.data(), int64_t(asked.shape(1)),
+                memory.scratch, scratch);
+  }
 
+ private:
   // References to the arrays that the graph points into.
   std::vector<Array<float>> floats;
   std::vector<Array<int32_t>> ids;
-  Array<uint8_t> bytes;
+  std::vector<Array<uint8_t>> bytes;
   Array<int8_t> matrix;
+  Array<uint32_t> versions;
   Graph graph;
 };
 
 // Cells ready to be searched for one query; it keeps the arrays that it reads, and what holds the rows of cells.
 class Scanner {
  public:
-  // `keys` is empty where the cells hold float32 keys.
-  Scanner(nb::object owner, Array<uint64_t> rows, Array<int64_t> start, Array<int64_t> entries, int64_t d,
-          Array<float> keys, Array<float> projection, Array<float> codebook, bool twice, Array<float> weights,
+  Scanner(int64_t c, int64_t d, Array<float> projection, Array<float> codebook, bool twice, Array<float> weights,
           Array<float> reduce)
-      : owner(owner), addresses(rows), places{start, entries}, floats{keys, projection, codebook, weights, reduce} {
-    const auto data = [](const Array<float>& array) { return array.size() ? array.data() : nullptr; };
-    cells = {int64_t(rows.shape(0)),     d,            rows.data(),      start.data(), entries.data(),
-             data(keys),                 int64_t(codebook.shape(0)),     data(projection),
-             data(codebook),             twice,        int64_t(weights.shape(1)), data(weights), data(reduce)};
+      : floats{projection, codebook, weights, reduce} {
+    cells = {c, d, {}, 0, int64_t(codebook.shape(0)), data(projection), data(codebook), twice,
+             int64_t(weights.shape(1)), data(weights), data(reduce)};
+  }
+
+  // The keys that are scanned, and those that were added later, whose numbers follow. `keys` is empty where the
+  // cells hold float32 keys.
+  void part(nb::object owner, Array<uint64_t> rows, Array<int64_t> start, Array<int64_t> entries, Array<float> keys,
+            int64_t first) {
+    if (cells.count == 2) throw std::length_error("cells have two parts at most");
+    owners.push_back(owner), addresses.push_back(rows), floats.push_back(keys);
+    places.push_back(start), places.push_back(entries);
+    const int64_t before = cells.count ? int64_t(places[1].shape(0)) : 0;
+    cells.parts[cells.count++] = {rows.data(), start.data(), entries.data(), data(keys), first, before};
   }
 
   // x [1, d] of a norm near 1 and, if there is no linear router, scores of the cells [1, c], otherwise none;
-  // scores [1, k] and ids [1, k] are written.
+  // scores [1, k] and ids [1, k] are written. `allowed` is [n] of all parts, or empty if every key may be a result.
   void search(Array<float> x, Array<float> cell_scores, int64_t probes, float temperature, float min_mass,
-              int64_t keys, int64_t candidates, Out<float> scores, Out<int64_t> ids) const {
+              int64_t keys, int64_t candidates, Out<float> scores, Out<int64_t> ids, Array<uint8_t> allowed) const {
     // Kept for the next call: a query alone should not pay for memory.
     thread_local struct {
       std::vector<uint64_t> chosen, candidates;
       std::vector<float> cell_scores, mass, inner, projected;
       std::vector<uint8_t> table;
     } memory;
-    const CellEffort effort{int64_t(ids.shape(1)), probes, temperature, min_mass, keys, candidates};
+    const CellEffort effort{int64_t(ids.shape(1)), probes, temperature, min_mass, keys, candidates,
+                            allowed.size() ? allowed.data() : nullptr};
     grow(memory.chosen, cells.c);
     grow(memory.cell_scores, cells.c);
     grow(memory.mass, cells.c);
@@ -150,9 +195,11 @@ class Scanner {
   }
 
  private:
-  nb::object owner;
-  Array<uint64_t> addresses;
-  std::vector<Array<int64_t>> places;
+  static const float* data(const Array<float>& array) { return array.size() ? array.data() : nullptr; }
+
+  std::vector<nb::object> owners;
+  std::vector<Array<uint64_t>> addresses;
+  std::vector<Array<int64_t>> places;  // start and entries of each part
   std::vector<Array<float>> floats;
   Cells cells;
 };
@@ -164,19 +211,27 @@ class Scanner {
 
 NB_MODULE(_native, module) {
   nb::class_<Walker>(module, "Walker")
-      .def(nb::init<Array<int32_t>, Array<int32_t>, Array<float>, int, Array<uint8_t>, int64_t, Array<float>,
-                    Array<int8_t>, Array<float>, Array<float>, float>(),
-           AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS,
-           nb::arg())
+      .def(nb::init<int64_t, Array<int32_t>, Array<int32_t>, Array<float>, int, Array<uint8_t>, Array<uint8_t>, int64_t,
+                    Array<float>, Array<int8_t>, Array<float>, Array<float>, float, Array<uint32_t>>(),
+           nb::arg(), AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS,
+           AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS)
       .def("search", &Walker::search, AS_IT_IS, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), AS_IT_IS,
-           AS_IT_IS, AS_IT_IS);
+           AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), nb::arg())
+      .def("insert", &Walker::insert, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), nb::arg(), AS_IT_IS,
+           nb::arg(), nb::arg(), nb::arg(), AS_IT_IS);
+  module.def("search_allowed", [](Array<float> keys, Array<uint8_t> allowed, Array<float> x, Out<float> scores,
+                                  Out<int64_t> ids) {
+    const int64_t n = int64_t(allowed.shape(0)), d = int64_t(keys.shape(1)), k = int64_t(ids.shape(1));
+    nb::gil_scoped_release release;
+    for (int64_t i = 0; i < int64_t(x.shape(0)); i++)
+      search_allowed(keys.data(), n, d, allowed.data(), x.data() + i * d, k, scores.data() + i * k, ids.data() + i * k);
+  }, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS);
   nb::class_<Scanner>(module, "Scanner")
-      .def(nb::init<nb::object, Array<uint64_t>, Array<int64_t>, Array<int64_t>, int64_t, Array<float>, Array<float>,
-                    Array<float>, bool, Array<float>, Array<float>>(),
-           nb::arg(), AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS,
-           AS_IT_IS)
+      .def(nb::init<int64_t, int64_t, Array<float>, Array<float>, bool, Array<float>, Array<float>>(), nb::arg(), nb::arg(),
+           AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS)
+      .def("part", &Scanner::part, nb::arg(), AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg())
       .def("search", &Scanner::search, AS_IT_IS, AS_IT_IS, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), AS_IT_IS,
-           AS_IT_IS);
+           AS_IT_IS, AS_IT_IS);
   module.def("prune", [](Array<float> vectors, Array<int32_t> candidates, bool fill, bool ordered,
                          int64_t threads, Out<int32_t> out) {
     nb::gil_scoped_release release;

@@ -31,6 +31,7 @@ ORDER = [
     *("resources", "progress", "tables"),
     "native",
     "blas",
+    "cluster",
     "vectors",
     "rowfiles",
     "device",
@@ -48,14 +49,19 @@ ORDER = [
     "search",
     "builder",
     "fitting",
+    "capacity",
+    "sharding",
     "backends",
     "bench",
     "text",
+    "client",
+    "serving",
     "cli",
 ]
 DOORS = ("__init__", "__main__")  # of the package itself: they open every room
 WITHOUT_LEARN = ("graph", "routers", "design", "index", "search", "backends")
 MAY_IMPORT_TORCH = ("device", "learn", "text")
+MAY_IMPORT_RAY = ("cluster", "sharding")
 WITHOUT_TORCH = (
     "exact",
     "task",
@@ -66,6 +72,7 @@ WITHOUT_TORCH = (
     "index",
     "search",
     "builder",
+    "sharding",
     "backends",
 )
 OUTSIDE = ("paper", "benchmarks", "examples")  # of the wheel: they come in by the doors, as anyone does
@@ -113,7 +120,10 @@ def wrong_imports(room, name, source, is_package=False):
     wrong = []
     for target in imported(source, name, is_package):
         other = room_of(target)
-        if target.split(".")[0] == "torch" and room not in MAY_IMPORT_TORCH:
+        library = target.split(".")[0]
+        if (library == "torch" and room not in MAY_IMPORT_TORCH) or (
+            library == "ray" and room not in MAY_IMPORT_RAY
+        ):
             wrong.append(target)
         elif other == "amips":
             if room != "cli":
@@ -179,6 +189,7 @@ def test_rooms_import_only_from_rooms_before_them(room, name, path):
         ("nets", "def f():\n    from amips.learn import train"),
         ("nets", "def f():\n    import torch.nn as nn"),
         ("task", "from torch import nn"),
+        ("task", "def f():\n    import ray"),
         ("task", "import amips"),
         ("nets", "from amips import label"),
     ],

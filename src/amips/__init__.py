@@ -3,6 +3,7 @@
     index = amips.fit(keys, queries, out="bundle")  # chosen on held-out queries; index.report has the gain
     scores, ids = index.search(x, k=10)  # the recall it was fitted for; or recall=0.98
     index = amips.load("bundle")
+    index = amips.connect("http://127.0.0.1:8000")  # what `amips serve bundle` serves
 
 and the steps of it:
 
@@ -16,12 +17,14 @@ Importing amips, and searching with it, does not import torch; `train` and `fit`
 from typing import TYPE_CHECKING, Any
 
 from amips.builder import build
+from amips.capacity import plan
 from amips.design import Design
 from amips.errors import (
     AmipsError,
     BundleError,
     ResultsError,
     RunError,
+    ShardsMissingError,
     TaskError,
     TrainingDivergedError,
     TrainingInterrupted,
@@ -31,10 +34,12 @@ from amips.extras import needs_extra
 from amips.fitting import fit
 from amips.nets import KeyNet, Linear, MaxAffine, Recipe, SupportNet
 from amips.search import load, sign, verify, wrap
+from amips.sharding import load_shards, shard
 from amips.task import label
 from amips.version import __version__
 
 if TYPE_CHECKING:
+    from amips.client import connect
     from amips.learn import train
 
 __all__ = [
@@ -47,6 +52,7 @@ __all__ = [
     "Recipe",
     "ResultsError",
     "RunError",
+    "ShardsMissingError",
     "SupportNet",
     "TaskError",
     "TrainingDivergedError",
@@ -54,9 +60,13 @@ __all__ = [
     "VectorError",
     "__version__",
     "build",
+    "connect",
     "fit",
     "label",
     "load",
+    "load_shards",
+    "plan",
+    "shard",
     "sign",
     "train",
     "verify",
@@ -70,4 +80,9 @@ def __getattr__(name: str) -> Any:
             from amips.learn import train
 
             return train
+    if name == "connect":
+        with needs_extra("amips.connect", "client", "httpx"):
+            from amips.client import connect
+
+            return connect
     raise AttributeError(f"module 'amips' has no attribute {name!r}")

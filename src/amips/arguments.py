@@ -89,6 +89,11 @@ def check_flag(name: str, value: Any, *, error: Error = AmipsError) -> bool:
     return bool(value)
 
 
+def check_flag_or(name: str, value: Any, word: str, *, error: Error = AmipsError) -> Any:
+    """`value` as a bool, or the one word that stands for a third way; `error` on anything else."""
+    return word if isinstance(value, str) and value == word else check_flag(name, value, error=error)
+
+
 def check_choice(name: str, value: Any, choices: Any, *, error: Error = AmipsError) -> Any:
     """`value`, if it is one of these words, or of a `Literal` of them."""
     words: Iterable[str] = get_args(choices) or choices

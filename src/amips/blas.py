@@ -7,6 +7,10 @@ Every room takes faiss from here, for two reasons, both measured:
   handed to faiss's while it loads.
 - `distance_compute_blas_threshold` is 128000 by default, which keeps batches below that on a path
   that is up to 9x slower than the matrix product.
+
+One thing is for torch, which is imported later, if at all: virtual machines may state that the processor has
+matrix tiles (AMX) and yet not let them be used; torch's products in bfloat16 then end the process. They are
+left out unless the variable of oneDNN that says so is set otherwise.
 """
 
 import os
@@ -32,6 +36,9 @@ LOADING, EACH_THREAD, MOST_THREADS = 320 << 20, 128 << 20, 16
 
 # Kernel names of newer releases that the one in faiss does not know, and what is nearest to them there.
 _OLDER_NAME = {"SapphireRapids": "SkylakeX", "Cooperlake": "SkylakeX"}
+
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def _kernel_of_numpy() -> str | None:

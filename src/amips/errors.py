@@ -1,5 +1,7 @@
 """The errors amips raises: each message is one line that says what is wrong and what to do."""
 
+from typing import Any
+
 from amips.terminal import one_line
 
 LONGEST = 1200  # characters of a message that are shown
@@ -36,6 +38,14 @@ class TrainingInterrupted(RunError):  # noqa: N818  (it is not an error: the use
 
 class BundleError(AmipsError):
     """A bundle that is damaged, of another version, or does not fit its keys or its model."""
+
+
+class ShardsMissingError(AmipsError):
+    """Shards did not answer; `answer` has what the others found, and what share is missing."""
+
+    def __init__(self, message: str, answer: Any = None) -> None:
+        super().__init__(message)
+        self.answer = answer
 
 
 class ResultsError(AmipsError):

@@ -36,12 +36,19 @@ def is_address(path: str | Path) -> bool:
     return _ADDRESS.match(str(path)) is not None
 
 
+def whole_address(path: str | Path) -> str:
+    """An address with its slashes: a `Path` has kept only one of those after the colon."""
+    address = _ADDRESS.match(str(path))
+    assert address is not None, "not an address"
+    slashes = "///" if address[1].lower() == "file" else "//"
+    return f"{address[1]}:{slashes}{address[2]}"
+
+
 def local(path: str | Path, error: type[AmipsError], what: str = "directory") -> Path:
     """`path` as a `Path`; an address such as s3://bucket/name is an error, not a directory named "s3:"."""
     path = check_path("path", path, error=error)
-    if address := _ADDRESS.match(str(path)):
-        stated = f"{address[1]}://{address[2]}"
-        raise error(f"{stated} is an address, not a {what}: write locally and copy it there")
+    if is_address(path):
+        raise error(f"{whole_address(path)} is an address, not a {what}: write locally and copy it there")
     return Path(path)
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from amips.errors import VectorError
 from amips.vectors import Floats, Vectors
 
+MOMENT_BYTES = 1 << 22  # of rows at a time
 SAMPLE = 1 << 17  # rows that a second moment is taken of: more do not change it
 SMALLEST = 1e-6  # of an eigenvalue, relative to the largest: what queries hardly ever have is no guide
 RANK_FRACTION = 1 / 4  # of the dimensions: enough to choose cells
@@ -57,9 +58,15 @@ class Projection:
 
     def of_keys(self, keys: Vectors) -> Vectors:
         """B y for each key, computed as they are read."""
-        return Vectors(
-            f"{keys.name} in {self.r} dimensions", keys.n, self.r, lambda a, b: keys.rows(a, b) @ self.keys.T
-        )
+
+        def projected(start: int, stop: int) -> Floats:
+            out, step = np.empty((stop - start, self.r), np.float32), max(1, MOMENT_BYTES // (4 * keys.d))
+            for low in range(start, stop, step):  # a block of keys takes more than what becomes of it
+                high = min(low + step, stop)
+                np.matmul(keys.rows(low, high), self.keys.T, out=out[low - start : high - start])
+            return out
+
+        return Vectors(f"{keys.name} in {self.r} dimensions", keys.n, self.r, projected)
 
     def weights(self, vectors: Floats) -> Floats:
         """For each v the w in R^r for which <w, A x> is nearest to <v, x> over queries: w = R v."""
@@ -92,7 +99,7 @@ def _second_moment(vectors: Vectors) -> Doubles:
     """E[v v'], by blocks, of every row or of evenly spaced ones; float64 has room for any float32 squared."""
     total = np.zeros((vectors.d, vectors.d))
     step = max(1, vectors.n // SAMPLE)
-    for start, block in vectors.blocks():
+    for start, block in vectors.blocks(max(1, MOMENT_BYTES // (4 * vectors.d))):
         rows = block[-start % step :: step].astype(np.float64)
         total += rows.T @ rows
     return total / len(range(0, vectors.n, step))

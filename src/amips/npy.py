@@ -58,6 +58,18 @@ def npy_header(
         return _read_header(file, path, error, dtype, shape)
 
 
+def parse_npy_header(file: BinaryIO, size: int, name: object, error: type[AmipsError]) -> NpyHeader:
+    """The header of what is open at its beginning and has `size` bytes, checked as by `npy_header`."""
+    try:
+        header = _parse(file)
+    except (OSError, ValueError) as problem:
+        raise error(f"{name} is not a readable .npy file: {problem}") from None
+    expected = header.offset + header.values * header.dtype.itemsize
+    if size != expected:
+        raise error(f"{name} is damaged: it has {size:,} bytes, its header says {expected:,}")
+    return header
+
+
 def load_npy(
     path: Path,
     error: type[AmipsError],
@@ -81,16 +93,24 @@ def load_npy(
     return array.reshape(header.shape, order=order)  # type: ignore[call-overload,no-any-return]
 
 
+def parse_npy(data: bytes, name: str, error: type[AmipsError]) -> NDArray[Any]:
+    """The array in the bytes of a `.npy` file, which it shares; one line of `error` if they are none."""
+    try:
+        header = _parse(io.BytesIO(data))
+    except ValueError as problem:
+        raise error(f"{name} is not a readable .npy file: {problem}") from None
+    expected = header.offset + header.values * header.dtype.itemsize
+    if len(data) != expected:
+        raise error(f"{name} is damaged: it has {len(data):,} bytes, its header says {expected:,}")
+    order = "F" if header.fortran else "C"
+    array = np.frombuffer(data, header.dtype, header.values, header.offset)
+    return array.reshape(header.shape, order=order)  # type: ignore[call-overload,no-any-return]
+
+
 def _read_header(
     file: BinaryIO, path: Path, error: type[AmipsError], dtype: DTypeLike | None, shape: Shape | None
 ) -> NpyHeader:
-    try:
-        header = _parse(file)
-    except (OSError, ValueError) as problem:
-        raise error(f"{path} is not a readable .npy file: {problem}") from None
-    expected = header.offset + header.values * header.dtype.itemsize
-    if (size := os.fstat(file.fileno()).st_size) != expected:
-        raise error(f"{path} is damaged: it has {size:,} bytes, its header says {expected:,}")
+    header = parse_npy_header(file, os.fstat(file.fileno()).st_size, path, error)
     if dtype is not None and header.dtype != np.dtype(dtype):
         raise error(f"{path} is damaged: values of type {header.dtype}, expected {np.dtype(dtype)}")
     if shape is not None and not _fits(header.shape, shape):

@@ -207,7 +207,7 @@ class TestBuild:
         assert index.design.router == Linear(rank=0)
         assert index.design.query_aware == 1.5
         assert repr(index).startswith(
-            "<Searcher: 3,000 keys, d = 64; 40 query-aware cells (strength 1.5); linear"
+            "<Index: 3,000 keys, d = 64; 40 query-aware cells (strength 1.5); linear"
         )
 
     def test_a_router_that_training_did_not_improve_is_called_untrained(self, big, fast):

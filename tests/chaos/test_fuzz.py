@@ -27,7 +27,7 @@ from amips.bench import ResultsStore, System, bench, load_summary, write_page
 from amips.cli import cli
 from amips.design import Design
 from amips.nets import load_model, read_run_log
-from amips.search import Memory, MemorySearcher
+from amips.search import Index, Memory, MemorySearcher
 from amips.task import load_task
 from amips.text import Asker, Embedded, Text, attach, embed
 from chaos.mutations import mutate, reseal
@@ -109,7 +109,7 @@ class MemoryBundle(Bundle):
         top = np.random.default_rng(0).integers(N, size=(23, 6))
         memory = Memory.build(logged, top, np.eye(D, dtype=np.float32)[:4], 0).with_gate(0.999)
         points = [replace(point, recognised=0.5, flops=point.flops / 2) for point in index.points]
-        MemorySearcher(index, memory, [*index.points, *points]).save(place)
+        Index(MemorySearcher(index.snapshot, memory, [*index.points, *points])).save(place)
 
 
 class TaskKind:

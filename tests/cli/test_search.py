@@ -168,7 +168,7 @@ def test_info_of_a_bundle(steps, run, folder):
 def test_info_of_a_bundle_with_a_report(steps, run, folder, tmp_path):
     rows = [Row("plain IVF", 0.95, 0.06, 0.05), Row("best design", 0.95, 0.03, 0.02, 1e-3, 1e-4)]
     report = Report(0.95, "flops", Design(8), 0.031, Design.plain(4), 0.062, rows, [4, 8], [16])
-    save(replace(amips.load(folder / "bundle"), report=report), tmp_path / "b")
+    save(replace(amips.load(folder / "bundle").snapshot, report=report), tmp_path / "b")
     code, out, _ = run("info", tmp_path / "b")
     assert code == 0
     assert str(report) in out
@@ -516,7 +516,7 @@ def test_a_recall_out_of_reach_is_said(steps, run, folder, tmp_path):
     """In one line; what could be had is given to who asks for it."""
     index = amips.load(folder / "bundle")
     points = [p for p in index.points if p.probes <= 3 and not p.min_mass]
-    save(replace(index, points=points), tmp_path / "b")
+    save(replace(index.snapshot, points=points), tmp_path / "b")
     command = [AMIPS, "search", tmp_path / "b", "fresh.npy", "--recall", "1", "-k", "2"]
     options = {"cwd": folder, "capture_output": True, "text": True, "check": False, "timeout": 120}
     refused = subprocess.run(command, **options)

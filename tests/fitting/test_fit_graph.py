@@ -35,7 +35,7 @@ def structures(report, measured=True):
 
 def test_a_graph_that_was_asked_for(fitted, data):
     index, out = fitted
-    assert isinstance(index, GraphSearcher)
+    assert isinstance(index.snapshot, GraphSearcher)
     assert index.design.structure == "graph"
     assert structures(index.report) == {"graph"}  # no cells were built, but plain IVF to compare with
     assert index.report.best == index.design

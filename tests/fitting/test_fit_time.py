@@ -27,7 +27,7 @@ def traffic(share, rows=2500):
 def test_a_log_that_repeats_itself_is_remembered(tmp_path):
     keys, log = traffic(0.8)
     index = amips.fit(keys, log, order="time", out=tmp_path / "b", ids=np.arange(5000) + 7, **OPTIONS)
-    assert isinstance(index, MemorySearcher)
+    assert isinstance(index.snapshot, MemorySearcher)
     assert index.design.memory == 64
     report = index.report
     assert report.best == index.design

@@ -16,7 +16,7 @@ faiss = pytest.importorskip("faiss")
 
 WRONG = [object(), "x\ny", 2.5, True, b"\xff", [1, [2]], {"a": 1}, math.nan, -1, np.zeros((2, 2, 2)), 1j]
 # The arguments that take some of what is wrong elsewhere.
-FLAGS = {"spherical", "cell_targets", "progress", "resume", "quiet", "mmap", "verify"}
+FLAGS = {"spherical", "cell_targets", "progress", "resume", "quiet", "mmap", "verify", "keep_log", "watch"}
 FLAGS |= {"residual", "mapper", "bias", "smooth", "decay_warmup", "keep_best", "compile", "tensorboard"}
 NUMBERS = {"query_aware", "noise", "minutes", "beta"}
 NUMBERS |= {field.name for field in fields(Recipe) if type(field.default) is float} - {

@@ -55,7 +55,10 @@ def candidates_of(n, width, seed):
 def pruned(vectors, candidates, degree, fill, ordered):
     """The relative-neighbour rule, key by key, in double precision."""
     wide = vectors.astype(np.float64)
-    scores, out = wide @ wide.T, np.full((len(vectors), degree), -1)
+    scores = np.stack(
+        [(wide * row).sum(axis=1) for row in wide]
+    )  # a product would round equal keys differently
+    out = np.full((len(vectors), degree), -1)
     for i, row in enumerate(candidates.tolist()):
         ids = list(dict.fromkeys(j for j in row if j >= 0 and j != i))
         if not ordered:

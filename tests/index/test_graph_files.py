@@ -10,7 +10,7 @@ import pytest
 
 from amips import AmipsError, BundleError
 from amips.graph import make_graph
-from amips.index import GRAPH_FILES, GraphStore
+from amips.index import CODING, GRAPH_FILES, GraphStore
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
 from helpers import make_world
@@ -42,6 +42,11 @@ def saved(request, tmp_path):
         return GraphStore.load(tmp_path, request.param, mmap, finite)
 
     return x, store, tmp_path, load
+
+
+def files_of(store):
+    """What a store is saved as."""
+    return [*GRAPH_FILES[store.storage], *([CODING] if store.storage == "lean" else [])]
 
 
 def refused(load, *words, ways=WAYS):
@@ -82,19 +87,20 @@ def search(store, x):
 @pytest.mark.parametrize("mmap", [False, True])
 def test_what_is_saved_is_loaded_bit_for_bit(saved, mmap, tmp_path_factory):
     x, store, directory, load = saved
-    assert sorted(path.name for path in directory.iterdir()) == sorted(GRAPH_FILES[store.storage])
+    assert sorted(path.name for path in directory.iterdir()) == sorted(files_of(store))
     loaded = load(mmap)
     assert isinstance(loaded.keys.base, np.memmap) == mmap
     for file in GRAPH_FILES[store.storage]:
         array, other = (getattr(one, file.removesuffix(".npy")) for one in (store, loaded))
         assert array.dtype == other.dtype
         np.testing.assert_array_equal(other, array)
+    np.testing.assert_array_equal(loaded.coding, store.coding)
     for k, margin in ((10, 0.1), (5, 0.0), (10, None), (N, 0.1)):
         for part, other in zip(loaded.search(x, k, margin), store.search(x, k, margin), strict=True):
             np.testing.assert_array_equal(part, other)
     again = tmp_path_factory.mktemp("again")
     loaded.save(again)
-    for file in GRAPH_FILES[store.storage]:
+    for file in files_of(store):
         assert (again / file).read_bytes() == (directory / file).read_bytes()
 
 
@@ -129,8 +135,8 @@ def test_an_entry_is_a_key(saved):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite(saved, bad):
     x, store, directory, load = saved
-    for name in ("keys", "step", "unit", "scale"):
-        if f"{name}.npy" not in GRAPH_FILES[store.storage]:
+    for name in ("keys", "step", "unit", "scale", "coding"):
+        if f"{name}.npy" not in files_of(store):
             continue
         restore = change(directory, name, put(bad))
         refused(load, name, ways=WAYS if name != "keys" else WAYS[:3])
@@ -178,7 +184,7 @@ def test_codes_of_other_lengths(tmp_path, r):
 
 def test_types_and_shapes(saved):
     _, store, directory, load = saved
-    for file in GRAPH_FILES[store.storage]:
+    for file in files_of(store):
         name = file.removesuffix(".npy")
         array = np.load(directory / file)
         edits = [

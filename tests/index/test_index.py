@@ -1,5 +1,7 @@
 """The FAISS index with given cells, against plain formulas, in every storage."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from amips import AmipsError, BundleError
 from amips.index import FaissCellStore, faiss_store, product_scan
 from amips.index.top_keys import best_first
 from amips.lean import learn_projection
-from amips.vectors import open_vectors
+from amips.vectors import gather, open_vectors
 from reference import best_in_cells
 
 N, D, C = 700, 16, 9
@@ -76,7 +78,7 @@ class TestCells:
         store = FaissCellStore.build(open_vectors(flat.keys), flat.assignment, flat.centroids, "flat")
         np.testing.assert_array_equal(store.assignment, flat.assignment)
         ids = np.arange(N)[None]
-        np.testing.assert_array_equal(store._keys_at(ids)[0], flat.keys)
+        np.testing.assert_array_equal(store.keys_at(ids)[0], flat.keys)
 
     def test_unknown_storage(self, flat):
         with pytest.raises(AmipsError, match="'flat', 'sq8', 'pq' or 'lean'"):
@@ -231,9 +233,9 @@ class TestTwoWays:
         cells = random_cells(whole.rng, 40, 5)
         cells[::3, 2:] = -1
         cells[4] = -1
-        by_product = whole.store._scan_by_product(whole.x, cells, k)
+        by_product = whole.store._scan_by_product(whole.x, cells, k, None)
         by_faiss = whole.store._settle_ties(
-            whole.x, cells, *whole.store._scan_by_faiss(whole.x, cells, k + 1)
+            whole.x, cells, *whole.store._scan_by_faiss(whole.x, cells, k + 1, None), None
         )
         for got, want in zip(by_product, by_faiss, strict=True):
             np.testing.assert_array_equal(got, want)
@@ -242,8 +244,8 @@ class TestTwoWays:
         cells = random_cells(whole.rng, 40, 3)
         cells[:, 1:] = -1
         for got, want in zip(
-            whole.store._scan_by_product(whole.x, cells, 5),
-            whole.store._scan_by_product(whole.x, cells[:, :1], 5),
+            whole.store._scan_by_product(whole.x, cells, 5, None),
+            whole.store._scan_by_product(whole.x, cells[:, :1], 5, None),
             strict=True,
         ):
             np.testing.assert_array_equal(got, want)
@@ -373,3 +375,31 @@ class TestFiles:
         assert "\n" not in str(caught.value)
         with pytest.raises(BundleError, match="'float8' is not known"):
             FaissCellStore.load(tmp_path, "float8", False)
+
+
+@pytest.mark.parametrize("storage", ["sq8", "pq", "lean"])
+def test_candidates_on_disk_are_read_in_one_pass(storage, tmp_path, monkeypatch):
+    """The same scores and ids as with keys in memory, and each key is read once for all queries."""
+    world = World(storage)
+    np.save(tmp_path / "keys.npy", world.keys)
+    on_disk = replace(world.store, keys=np.load(tmp_path / "keys.npy", mmap_mode="r"))
+    cells = random_cells(world.rng, len(world.x), 5)
+    want = world.store.scan(world.x, cells, 7)
+    asked = []
+
+    def noted(keys, ids):
+        asked.append(ids)
+        return gather(keys, ids)
+
+    monkeypatch.setattr(faiss_store, "gather", noted)
+    np.testing.assert_array_equal(on_disk.scan(world.x, cells, 7)[1], want[1])
+    assert not asked  # few are read as they come
+    monkeypatch.setattr(faiss_store, "FEW_ON_DISK", 0)
+    for block_bytes in (1 << 24, 3 * 4 * D * 700):
+        asked.clear()
+        monkeypatch.setattr(faiss_store, "DISK_BYTES", block_bytes)
+        got = on_disk.scan(world.x, cells, 7)
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert all((np.diff(ids) > 0).all() or (ids[:2] == 0).all() for ids in asked)
+        assert (len(asked) == 1) == (block_bytes == 1 << 24)

@@ -257,7 +257,7 @@ class TestStorage:
                 assert (point.recall10, point.scanned) == (1, 1)
                 continue
             store = stored.store if point.refine is None else replace(stored.store, refine=point.refine)
-            index = replace(stored, store=store)
+            index = replace(stored.snapshot, store=store)
             ids = index.search(val, 10, **options)[1]
             hits = (true[:, :, None] == ids[:, None, :]).any(axis=2)
             assert point.recall10 == pytest.approx(hits.mean())
@@ -277,7 +277,7 @@ class TestStorage:
     @pytest.mark.parametrize("mmap", [False, True])
     def test_saved_and_loaded(self, stored, data, x, tmp_path, mmap):
         names = [f"key {i}" for i in range(N)]
-        amips.search.save(replace(stored, labels=np.array(names)), tmp_path / "b")
+        amips.search.save(replace(stored.snapshot, labels=np.array(names)), tmp_path / "b")
         assert len(list(tmp_path.glob("b/data-*/projection.npy"))) == 1
         loaded = amips.load(tmp_path / "b", mmap=mmap)
         assert (loaded.n, loaded.d, loaded.c, loaded.store.storage) == (N, DIM, CELLS, "lean")
@@ -292,7 +292,7 @@ class TestStorage:
         """A bundle of another program may hold them in float64, or column by column."""
         want = stored.search(x, 10, probes=4)
         for keys in (data.keys.astype(np.float64), np.asfortranarray(data.keys)):
-            other = replace(stored, store=replace(stored.store, keys=keys))
+            other = replace(stored.snapshot, store=replace(stored.store, keys=keys))
             got = other.search(x, 10, probes=4)
             np.testing.assert_array_equal(got[1], want[1])
             np.testing.assert_allclose(got[0], want[0], rtol=1e-5)

@@ -7,7 +7,6 @@ import torch
 
 import amips
 from amips.routers import OwnRouter, router_for
-from amips.search import save
 from helpers import make_world
 
 
@@ -88,7 +87,7 @@ def test_wrap(own, task):
 
 def test_it_is_saved_without_and_brought_again(own, task, tmp_path):
     index = amips.build(task, own, storage="flat", spill_fraction=0.0)
-    save(index, tmp_path / "bundle")
+    index.save(tmp_path / "bundle")
     with pytest.raises(amips.BundleError, match="needs the router it was saved with") as caught:
         amips.load(tmp_path / "bundle")
     assert "\n" not in str(caught.value)

@@ -27,7 +27,7 @@ from amips.files import manifest_kinds
 from amips.fitting import fitting
 from amips.learn import loop
 from amips.metrics import cost_at
-from amips.search import GraphSearcher, Searcher, WrappedIndex, ladder, recalls
+from amips.search import Index, WrappedIndex, ladder, recalls
 from amips.task import load_task
 from helpers import ROOT, generate
 from paper.__main__ import cli as experiments
@@ -47,10 +47,12 @@ SHOWN = (
     "CREATE ",
     "docker ",
     "amips data",
+    "amips serve",
     "amips bench task --texts",
 )
-# What a `py` block speaks to that only a database's own library has; tests/backends runs those blocks.
-FOREIGN = {"table", "client", "schema", "connection"}
+# What a `py` block speaks to that only a library of its own or a running service has; tests/backends and
+# tests/serving run those blocks.
+FOREIGN = {"table", "client", "schema", "connection", "connect"}
 # How many gains there are to be seen on a page, at least: a page that stops making indexes is noticed.
 GAINS = {"README.md": 3, "bench.md": 3, "networks.md": 2, "text.md": 1, "your-own-index.md": 5}
 
@@ -109,6 +111,7 @@ def place(data, tmp_path, monkeypatch):
     np.save(tmp_path / "keys.npy", keys)
     np.save(tmp_path / "queries.npy", queries)
     np.save(tmp_path / "new_queries.npy", x)
+    np.save(tmp_path / "new_products.npy", keys[:40])
     write_texts(tmp_path)
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(D), D, 128, faiss.METRIC_INNER_PRODUCT)
     index.train(keys)
@@ -209,7 +212,7 @@ class Gains:
             if any(value is other for other in self.seen):
                 continue
             self.seen.append(value)
-            if isinstance(value, Searcher | GraphSearcher) and value.design is not None:
+            if isinstance(value, Index) and value.design is not None:
                 self.check(value)
             if isinstance(value, WrappedIndex) and value.target_recall is not None:
                 self.check(value)
@@ -312,6 +315,7 @@ def test_options_and_names_that_pages_mention_exist():
         option for command in commands for p in command.params for option in (*p.opts, *p.secondary_opts)
     }
     known |= {"--strict", "--nproc-per-node", "--help"}  # of mypy, of torchrun, of every command
+    known |= {"--head", "--address"}  # of ray start
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "paper" / "README.md"]:
         text = page.read_text()
         assert (

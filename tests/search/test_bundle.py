@@ -100,7 +100,8 @@ def rewrite(bundle, sign=True, remove=(), **changes):
 
 
 CELLS = ("sizes.npy", "entries.npy", "codes.npy", "centroids.npy")
-FILES = (*CELLS, "codebook.npy", "keys.npy", "labels.npy", "model.json", "model.safetensors")
+LOG = ("logtrain.npy", "logval.npy", "logrounds.npy", "logtop.npy")
+FILES = (*CELLS, *LOG, "codebook.npy", "keys.npy", "labels.npy", "model.json", "model.safetensors")
 
 
 # The same again
@@ -161,7 +162,7 @@ def test_a_loaded_bundle_can_be_saved_elsewhere_and_over_itself(task, world, tmp
     built = plain_build(task, linear(task), out=tmp_path / "b", storage=storage)
     for out in (tmp_path / "again", tmp_path / "b"):
         loaded = amips.load(tmp_path / "b", mmap=mmap)
-        amips.search.save(loaded, out)
+        loaded.save(out)
         expected = built.search(world[1][:20], probes=8)[1]
         np.testing.assert_array_equal(amips.load(out).search(world[1][:20], probes=8)[1], expected)
         np.testing.assert_array_equal(
@@ -193,8 +194,10 @@ def test_a_new_bundle_takes_the_place_of_the_old_one(task, tmp_path):
     plain_build(task, None, out=out)
     (new,) = out.glob("data-*")
     assert new != old
-    assert sorted(file.name for file in out.iterdir()) == sorted([".lock", new.name, "manifest.json"])
-    assert sorted(file.name for file in new.iterdir()) == sorted(CELLS)
+    assert sorted(file.name for file in out.iterdir()) == sorted(
+        [".lock", ".writer", new.name, "manifest.json"]
+    )
+    assert sorted(file.name for file in new.iterdir()) == sorted((*CELLS, *LOG))
     assert amips.load(out).model is None
     open_still.search(task.keys[:5], probes=8)  # its files are mapped, so they live on
 
@@ -215,7 +218,7 @@ def test_never_touches_a_directory_of_something_else(whole, task, tmp_path, file
         (tmp_path / "dir" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "dir" / name).write_text(text)
     for attempt in (
-        lambda: amips.search.save(whole[0], tmp_path / "dir"),
+        lambda: whole[0].save(tmp_path / "dir"),
         lambda: plain_build(task, None, out=tmp_path / "dir"),
     ):
         with pytest.raises(amips.BundleError, match=str(tmp_path / "dir")):
@@ -227,9 +230,9 @@ def test_never_touches_a_directory_of_something_else(whole, task, tmp_path, file
 def test_does_not_replace_a_file_or_a_task(whole, task, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(amips.BundleError, match="not a bundle"):
-        amips.search.save(whole[0], tmp_path / "file")
+        whole[0].save(tmp_path / "file")
     with pytest.raises(amips.BundleError, match="not a bundle"):
-        amips.search.save(whole[0], task.path)
+        whole[0].save(task.path)
     amips.task.load_task(task.path, verify=True)
 
 
@@ -237,7 +240,7 @@ def test_what_a_user_puts_beside_the_data_stays(whole, copy):
     (copy[0] / "data-mine").mkdir()
     (copy[0] / "data-mine" / "notes").write_text("x")
     (copy[0] / "README").write_text("x")
-    amips.search.save(whole[0], copy[0])
+    whole[0].save(copy[0])
     assert (copy[0] / "data-mine" / "notes").read_text() == "x"
     assert (copy[0] / "README").exists()
     assert not copy[1].exists()
@@ -346,7 +349,7 @@ def test_missing_data_or_manifest(copy, tmp_path, task):
 
 def test_another_version_or_kind(copy, no_reading):
     rewrite(copy[0], format=2)
-    refused(copy[0], "manifest.json", "format 2", "reads 3", "make the bundle again")
+    refused(copy[0], "manifest.json", "format 2", "reads 4", "make the bundle again")
     rewrite(copy[0], format=3, kind="task")
     refused(copy[0], "manifest.json", "'task'", "'bundle'")
 
@@ -473,7 +476,7 @@ bundles = [amips.load(a), amips.load(b)]
 Path(ready).touch()
 while True:
     for bundle in bundles:
-        amips.search.save(bundle, out)
+        bundle.save(out)
 """
 
 
@@ -487,7 +490,7 @@ def test_killed_at_any_moment_the_bundle_is_whole(task, world, tmp_path):
     out, ready = tmp_path / "out", tmp_path / "ready"
     began = time.monotonic()
     for bundle in (a, b, a):
-        amips.search.save(bundle, out)
+        bundle.save(out)
     long = time.monotonic() - began  # of a busy machine, too, enough for both to be written
     rng = random.Random(0)
     seen, left_over = set(), 0
@@ -514,7 +517,7 @@ def test_killed_at_any_moment_the_bundle_is_whole(task, world, tmp_path):
             break
     assert seen == {True, False}
     assert left_over  # it was hit in the middle of a save
-    amips.search.save(a, out)
+    a.save(out)
     assert len(list(out.glob("data-*"))) == 1
 
 
@@ -534,10 +537,10 @@ def test_a_failing_disk_leaves_the_old_bundle(task, whole, copy, world, monkeypa
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(amips.BundleError, match=r"cannot be written: No space left on device$"):
-        amips.search.save(new, copy[0])
+        new.save(copy[0])
     monkeypatch.undo()
     np.testing.assert_array_equal(amips.load(copy[0]).search(x, probes=8)[1], whole[0].search(x, probes=8)[1])
-    amips.search.save(new, copy[0])
+    new.save(copy[0])
     np.testing.assert_array_equal(amips.load(copy[0]).search(x, probes=8)[1], new.search(x, probes=8)[1])
     assert len(list(copy[0].glob("data-*"))) == 1
 
@@ -545,15 +548,15 @@ def test_a_failing_disk_leaves_the_old_bundle(task, whole, copy, world, monkeypa
 def test_two_saves_at_a_time_wait_for_each_other(task, whole, tmp_path):
     other = plain_build(task, mapper(task.d), storage="sq8")
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: amips.search.save((whole[0], other)[i % 2], tmp_path / "b"), range(12)))
+        list(pool.map(lambda i: (whole[0], other)[i % 2].save(tmp_path / "b"), range(12)))
     assert amips.load(tmp_path / "b").store.storage in ("flat", "sq8")
     assert len(list((tmp_path / "b").glob("data-*"))) == 1
 
 
 def test_a_bundle_replaced_while_it_is_read(task, whole, tmp_path):
-    amips.search.save(whole[0], tmp_path / "b")
+    whole[0].save(tmp_path / "b")
     with ThreadPoolExecutor(1) as pool:
-        saving = pool.submit(lambda: [amips.search.save(whole[0], tmp_path / "b") for _ in range(15)])
+        saving = pool.submit(lambda: [whole[0].save(tmp_path / "b") for _ in range(15)])
         while not saving.done():
             assert amips.load(tmp_path / "b").n == whole[0].n
         saving.result()
@@ -568,9 +571,9 @@ def test_an_interrupted_first_save_can_be_repeated(whole, world, tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr("amips.search.bundle_directory.write_manifest", stop)
         with pytest.raises(KeyboardInterrupt):
-            amips.search.save(whole[0], out)
+            whole[0].save(out)
     refused(out, str(out), "manifest.json")
-    amips.search.save(whole[0], out)
+    whole[0].save(out)
     assert len(list(out.glob("data-*"))) == 1
     np.testing.assert_array_equal(
         amips.load(out).search(world[1], probes=8)[1], whole[0].search(world[1], probes=8)[1]

@@ -56,7 +56,7 @@ def refused(call, *words):
 
 def test_build_makes_a_graph_of_keys_and_log(indexes):
     index = indexes[None]
-    assert isinstance(index, GraphSearcher)
+    assert isinstance(index.snapshot, GraphSearcher)
     assert index.design.structure == "graph"
     assert index.design.learned
     assert (index.design.storage, index.store.storage) == ("lean", "lean")
@@ -198,7 +198,7 @@ def test_one_effort_at_a_time(indexes, data):
         assert ",," not in text
     for wrong in (0, 1.5, "all"):
         refused(lambda wrong=wrong: indexes["lean"].search(data[2][:3], recall=wrong), "recall=")
-    bare = replace(indexes["lean"], points=[], target_recall=None)
+    bare = replace(indexes["lean"].snapshot, points=[], target_recall=None)
     refused(lambda: bare.search(data[2][:3]), "margin")
     assert "probes" not in refused(lambda: bare.search(data[2][:3], recall=0.9))
     assert bare.search(data[2][:3], margin=0.1)[1].shape == (3, 10)

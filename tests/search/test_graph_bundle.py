@@ -16,7 +16,7 @@ from amips.cli import main
 from amips.design import MOST_DEGREE, Design
 from amips.files import sha256
 from amips.index.graph_store import MOST_VALUES
-from amips.search import GraphSearcher
+from amips.search import GraphSearcher, Index
 from helpers import make_world, reseal
 
 STORAGES = ("flat", "sq8", "lean")
@@ -74,7 +74,7 @@ def same_answers(index, other, x):
 def test_a_loaded_bundle_answers_as_the_built_one(built, world, queries, storage, mmap):
     index, bundle = built[storage]
     loaded = amips.load(bundle, mmap=mmap, keys=world[0])
-    assert isinstance(loaded, GraphSearcher)
+    assert isinstance(loaded.snapshot, GraphSearcher)
     assert loaded.points == index.points
     assert sum(point.margin > 0 for point in loaded.points) > 5
     assert (loaded.n, loaded.d, loaded.c) == (index.n, index.d, index.c) == (N, D, len(index.store.entries))
@@ -88,7 +88,7 @@ def test_a_loaded_bundle_answers_as_the_built_one(built, world, queries, storage
     "labels", [np.arange(N) * 3 + 10**12, [f"§{i}" for i in range(N)]], ids=["int", "str"]
 )
 def test_ids_of_the_user_are_kept(built, queries, tmp_path, labels):
-    index = replace(built["lean"][0], labels=np.asarray(labels))
+    index = Index(replace(built["lean"][0].snapshot, labels=np.asarray(labels)))
     index.save(tmp_path / "b")
     loaded = amips.load(tmp_path / "b")
     expected = np.asarray(labels)[built["lean"][0].search(queries)[1]]

@@ -14,7 +14,7 @@ from amips.builder.memories import memory_of
 from amips.cli import main
 from amips.design import Design
 from amips.files import sha256
-from amips.search import Memory, MemorySearcher, point_for, recalls, with_facts, with_memory
+from amips.search import Index, Memory, MemorySearcher, point_for, recalls, with_facts, with_memory
 from helpers import generate, reseal, unit
 
 DEPTH, D = 40, 24
@@ -51,7 +51,7 @@ def index(request, builder):
     """A graph or cells, with a memory in front."""
     made = builder.index(replace(GRAPH if request.param == "graph" else CELLS, memory=DEPTH))
     assert isinstance(made, MemorySearcher)
-    return made
+    return Index(made)
 
 
 class TestRecognising:
@@ -138,7 +138,7 @@ class TestSearching:
 
     def test_bad_queries_labels_threads_and_errors(self, index, traffic):
         x = np.array(traffic[0].test.queries[:30])
-        names = with_facts(index, labels=np.arange(4000) + 10**6)
+        names = with_facts(index.snapshot, labels=np.arange(4000) + 10**6)
         np.testing.assert_array_equal(names.search(x, threads=1)[1], index.search(x)[1] + 10**6)
         x[3], x[4] = np.nan, 0
         scores, ids = index.search(x, on_bad="skip")
@@ -265,7 +265,7 @@ def test_an_audit_measures_it_with_its_memory(index, traffic, tmp_path):
     queries, top = np.asarray(task.test.queries), np.asarray(task.test.top_ids)
     audit = index.audit(queries)
     assert audit.recall10.mean == pytest.approx(recalls(index.search(queries)[1], top, 10).mean())
-    audit.index.save(tmp_path / "bundle")
+    Index(audit.index).save(tmp_path / "bundle")
     again = amips.load(tmp_path / "bundle")
     np.testing.assert_array_equal(again.search(queries)[1], audit.index.search(queries)[1])
     # Where nothing comes again the memory answers nothing, and the recall is kept.

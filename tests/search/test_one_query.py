@@ -19,7 +19,7 @@ from amips.index import MOST_SINGLE, FaissCellStore, SingleSearch
 from amips.lean import learn_projection
 from amips.nets import Linear
 from amips.routers import cells_above
-from amips.search import Searcher, recalls
+from amips.search import Index, Searcher, recalls
 from amips.vectors import open_vectors
 from helpers import make_world
 
@@ -168,12 +168,12 @@ def test_no_store_of_other_codes(keys_and_queries):
 def test_a_trained_router_from_a_bundle(task, tmp_path):
     """W A x in compiled code; the keys on disk or in memory."""
     design = Design(8, router=Linear(rank=6), recipe=None, dimensions=8)
-    index = Builder(task).searcher(design)
+    index = Index(Builder(task).searcher(design))
     index.save(tmp_path / "b")
     x = np.asarray(task.test.queries)
     for mmap in (False, True):
         loaded = amips.load(tmp_path / "b", mmap=mmap)
-        assert loaded._single.routed
+        assert loaded.snapshot._single.routed
         same(
             alone(loaded, x, 10, probes=3),
             loaded.search(x, 10, probes=3),

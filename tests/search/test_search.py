@@ -308,7 +308,7 @@ class TestBatches:
             whole = [call() for call in calls]
             with monkeypatch.context() as patch:
                 patch.setattr("amips.search.inputs.BATCH_BYTES", limit)
-                assert len(list(searcher._batches(np.full(len(x), 3), 6, searcher.store.refine))) > 1
+                assert len(list(searcher.snapshot.batches(np.full(len(x), 3), 6, searcher.store.refine))) > 1
                 for call, want in zip(calls, whole, strict=True):
                     same(call(), want)
 
@@ -340,7 +340,7 @@ class TestCells:
         assert support.cells.dtype == np.int32
         np.testing.assert_array_equal(support.cells, task.cells.assignment)
         assert repr(support).startswith(
-            "<Searcher: 600 keys, d = 16; 8 query-aware cells (strength 1.5); SupportNet"
+            "<Index: 600 keys, d = 16; 8 query-aware cells (strength 1.5); SupportNet"
         )
         by_hand = repr(Searcher(support.store, support.model))
         assert by_hand == "<Searcher: 600 keys, d = 16, 8 cells (flat), routed by support>"
@@ -410,12 +410,12 @@ class TestRecall:
     )
     def test_the_fewest_probes(self, index, x, k, recall, probes):
         assert point_for(list(self.POINTS), recall, k).probes == probes
-        searcher = replace(index, points=list(self.POINTS))
+        searcher = replace(index.snapshot, points=list(self.POINTS))
         same(searcher.search(x, k, recall=recall), index.search(x, k, probes=probes))
 
     @pytest.mark.parametrize(("k", "name", "best"), [(1, "recall@1", "0.9500"), (10, "recall@10", "0.9000")])
     def test_out_of_reach(self, index, x, k, name, best):
-        searcher = replace(index, points=list(self.POINTS))
+        searcher = replace(index.snapshot, points=list(self.POINTS))
         text = f"recall 0.99 is out of reach: the highest {name} that can be relied on is {best}"
         with pytest.raises(AmipsError) as refused:
             searcher.search(x, k, recall=0.99)
@@ -438,7 +438,7 @@ class TestRecall:
 
     def test_nothing_measured(self, index, x):
         with pytest.raises(AmipsError, match="give probes instead"):
-            replace(index, points=[]).search(x, recall=0.5)
+            replace(index.snapshot, points=[]).search(x, recall=0.5)
 
     def test_what_can_be_relied_on_decides(self):
         sure = Point(4, 0.97, 0.96, 0.4, 400.0, assured=(0.95, 0.94, *[0.93] * 8))
@@ -579,7 +579,7 @@ class TestMinMass:
                 call(x, **options)
 
     def test_where_nothing_is_known_of_the_masses(self, index, x):
-        for searcher in (replace(index, temperature=0.0), index.with_model(net())):
+        for searcher in (replace(index.snapshot, temperature=0.0), index.with_model(net())):
             with pytest.raises(AmipsError, match=r"does not know what mass .* give probes$") as caught:
                 searcher.search(x, min_mass=0.1)
             assert one_line(caught.value)
@@ -599,7 +599,7 @@ class TestMinMass:
             Point(4, 0.99, 0.97, 0.4, 400.0),
             Point(6, 0.99, 0.98, 0.6, 500.0, min_mass=0.01),
         ]
-        searcher = replace(index, points=points)
+        searcher = replace(index.snapshot, points=points)
         same(searcher.search(x, recall=0.9), index.search(x, min_mass=0.1))
         same(searcher.search(x, recall=0.95), index.search(x, min_mass=0.01))
         same(searcher.search(x, recall=0.98), index.search(x, min_mass=0.01))
@@ -607,7 +607,9 @@ class TestMinMass:
         with pytest.warns(UserWarning, match=r"recall@10 that can be relied on is 0\.9800$"):
             same(searcher.search(x, recall=0.99, best_effort=True), index.search(x, min_mass=0.01))
         every = Point(C, 1.0, 1.0, 1.0, 900.0, assured=(1.0,) * 10)
-        same(replace(index, points=[*points, every]).search(x, recall=0.99), index.search(x, probes=C))
+        same(
+            replace(index.snapshot, points=[*points, every]).search(x, recall=0.99), index.search(x, probes=C)
+        )
 
     def test_a_ladder_of_bounds(self):
         steps = mass_bounds()

@@ -12,7 +12,7 @@ import pytest
 import amips
 from amips.cli import main
 from amips.files import sha256
-from amips.search import read_bundle, save
+from amips.search import read_bundle
 from amips.search.bundle_directory import MANIFEST
 from amips.signing import SIGNATURE, new_key
 from helpers import plain_build, reseal
@@ -39,7 +39,9 @@ def bundle(original, tmp_path):
 
 def files_of(bundle):
     return sorted(
-        path for path in bundle.rglob("*") if path.is_file() and path.name not in (".lock", SIGNATURE)
+        path
+        for path in bundle.rglob("*")
+        if path.is_file() and path.name not in (".lock", ".writer", SIGNATURE)
     )
 
 
@@ -109,7 +111,7 @@ def test_the_manifest_that_is_parsed_is_the_one_that_was_checked(bundle, keys, m
 
 
 def test_a_bundle_that_is_replaced_is_unsigned(bundle, keys):
-    save(amips.load(bundle), bundle)
+    amips.load(bundle).save(bundle)
     assert not (bundle / SIGNATURE).exists()
     refused(bundle, keys["ours"][1], "is not signed")
     amips.sign(bundle, keys["ours"][0])
@@ -119,7 +121,7 @@ def test_a_bundle_that_is_replaced_is_unsigned(bundle, keys):
 def test_the_signature_of_the_bundle_before_does_not_fit(bundle, keys):
     """A save that was killed before it cleared away, or a signature that someone put back."""
     before = (bundle / SIGNATURE).read_bytes()
-    save(amips.load(bundle), bundle)
+    amips.load(bundle).save(bundle)
     (bundle / SIGNATURE).write_bytes(before)
     refused(bundle, keys["ours"][1], "changed after that")
 
@@ -157,7 +159,7 @@ def test_replacing_and_signing_at_once_never_gives_a_wrong_bundle(bundle, keys):
     for reader in readers:
         reader.start()
     for _ in range(8):
-        save(index, bundle)
+        index.save(bundle)
         amips.sign(bundle, keys["ours"][0])
     while not outcomes["loaded"] and not wrong:  # whatever the threads' turns were: it is signed now
         time.sleep(0.01)

@@ -166,8 +166,7 @@ def test_second_cells_by_their_formula(task, second):
             if not probed[cells.assignment[key]]:
                 saved[key] += probed
     assert saved.max() > 2
-    with towards_queries(open_vectors(task.keys), open_vectors(x), top) as points:
-        z = points.astype(np.float64)
+    z = towards_queries(open_vectors(task.keys), open_vectors(x), top).load().astype(np.float64)
     means = np.stack([z[cells.assignment == j].mean(axis=0) for j in range(cells.count)])
     value, best = np.empty(task.n), np.empty(task.n, int)
     for key in range(task.n):
@@ -215,7 +214,7 @@ def test_it_saves_keys_on_held_out_queries(task):
 @pytest.mark.parametrize("storage", ["flat", "lean"])
 def test_points_are_those_of_a_search(task, storage):
     searcher = plain_build(task, None, spill_fraction=0.1, storage=storage)
-    point = measure_masses(searcher, task.test)[8]
+    point = measure_masses(searcher.snapshot, task.test)[8]
     x, true = np.asarray(task.test.queries), np.asarray(task.test.top_ids)[:, :10]
     ids = searcher.search(x, min_mass=point.min_mass)[1]
     assert (true[:, :, None] == ids[:, None, :]).any(axis=2).mean() == pytest.approx(point.recall10, abs=1e-9)

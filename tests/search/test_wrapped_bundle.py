@@ -160,7 +160,9 @@ def test_other_routers(world, index, model, tmp_path):
 
 
 def content(folder):
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".writer")
+    )
 
 
 def test_damaged_files(index, wrapped, tmp_path):

@@ -167,8 +167,8 @@ def index_of(task: Task | str | Path, results: str | Path, system: System) -> In
     )
     runner = Runner(task, store, settings)
     if system.graph and system.design is not None:
-        return runner.builder.index(system.design)
-    return calibrated(runner.opener.searcher(system), task.val, runner.builder.recall)
+        return Index(runner.builder.index(system.design))
+    return Index(calibrated(runner.opener.searcher(system), task.val, runner.builder.recall))
 
 
 def _command(settings: Settings, models: list[str], named: bool, backends: Sequence[str] = ()) -> str:

@@ -8,13 +8,18 @@ import click
 
 from amips.cli import (  # noqa: F401  (commands join the group)
     bundles,
+    change,
     describe,
     export,
     label_fit,
     learn,
     measure,
+    planned,
+    serving_commands,
+    shards,
     text_commands,
     trust,
+    watch,
 )
 from amips.cli.options import cli, echo, output, path, print_summary, size
 from amips.errors import AmipsError, TrainingInterrupted

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 import amips
 from amips.cli.hits import check_hits_file, writing_hits
 from amips.cli.options import (
+    ATTRIBUTES_HELP,
     IDS_HELP,
+    KEEP_LOG_HELP,
     TRUSTED_HELP,
     cli,
     echo,
@@ -23,11 +26,11 @@ from amips.cli.options import (
 from amips.files import read_json
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES
-from amips.search import GraphSearcher, Searcher, measure, plain_index
+from amips.search import KEEP_LOG, GraphSearcher, Searcher, WrappedIndex, measure, plain_index
 from amips.tables import text_table
 from amips.task import Task, load_task
 from amips.terminal import one_line
-from amips.vectors import inspect, open_vectors
+from amips.vectors import inspect, open_vectors, read_ids
 
 MISSED = 3  # how an audit ends whose recall is missed: other than an error
 
@@ -52,7 +55,9 @@ MISSED = 3  # how an audit ends whose recall is missed: other than an error
 )
 @click.option("--recall", default=TARGET_RECALL, help="The recall@10 that a search serves by default.")
 @click.option("--minutes", default=DEFAULT_MINUTES, help="Training time of a design's router, at most.")
+@click.option("--keep-log", default=KEEP_LOG, help=KEEP_LOG_HELP)
 @click.option("--ids", help=IDS_HELP)
+@click.option("--attributes", type=path, help=ATTRIBUTES_HELP)
 @click.option(
     "--texts", type=path, help="The directory of amips embed: the bundle can then be asked in words."
 )
@@ -85,8 +90,8 @@ def build(
     echo("on held-out queries, keys and FLOPs as shares of a full scan:\n")
     echo(points_table(index.points, index.n, index.d))
     echo(f"\na search serves recall@10 {index.target_recall:g} unless it is told otherwise")
-    if run is not None and isinstance(index, Searcher):
-        _compare_with_centroids(index, opened)
+    if run is not None and isinstance(index.snapshot, Searcher):
+        _compare_with_centroids(index.snapshot, opened)
 
 
 def _compare_with_centroids(index: Searcher, task: Task) -> None:
@@ -110,6 +115,8 @@ def _compare_with_centroids(index: Searcher, task: Task) -> None:
 @click.argument("bundle", type=path)
 @click.argument("queries")
 @click.option("-k", default=10, help="Results for each query.")
+@click.option("--where", help="A condition on the attributes of keys: \"lang = 'en' and price < 20\".")
+@click.option("--filter", "chosen", help="Ids of the keys that may be results: a file, as of build --ids.")
 @click.option("--recall", type=float, help="The recall@10 to serve.  [default: what BUNDLE was made for]")
 @click.option("--probes", type=int, help="Cells to scan for every query, instead (FAISS: nprobe).")
 @click.option("--min-mass", type=float, help="Share of its top keys that a query's cells must hold, instead.")
@@ -134,6 +141,7 @@ def search(
     index: Path | None,
     trusted: tuple[Path, ...],
     skip_bad: bool,
+    chosen: str | None,
     **options: Any,
 ) -> None:
     """Search BUNDLE for the best keys of QUERIES.
@@ -149,7 +157,11 @@ def search(
     if x.d != searcher.d:
         raise amips.VectorError(f"{x.name} has dimension {x.d}, {bundle} needs {searcher.d}")
     options = {name: value for name, value in options.items() if value is not None}
-    if "margin" in options and not isinstance(plain_index(searcher), GraphSearcher):
+    if "where" in options and isinstance(searcher, WrappedIndex):
+        raise amips.AmipsError(f"{bundle} routes a FAISS index, which has no attributes: give --filter")
+    if chosen is not None:
+        options["filter"] = _ids_like(chosen, getattr(searcher, "labels", None))
+    if "margin" in options and not isinstance(plain_index(searcher.snapshot), GraphSearcher):
         raise amips.AmipsError(f"--margin is of a graph; {bundle} has cells: give --recall or --probes")
     if (
         sys.stderr.isatty()
@@ -170,6 +182,17 @@ def search(
             write(first, *searcher.search(block, k, **options))
     if out is not None:
         echo(f"{out}: the best {k} keys of {x.n:,} {'query' if x.n == 1 else 'queries'}")
+
+
+def _ids_like(source: str, labels: Any) -> Any:
+    """Ids in a file; in a text they are whole numbers where those of the keys are."""
+    ids = read_ids(source, unique=False)
+    if ids.dtype.kind != "U" or (labels is not None and labels.dtype.kind == "U"):
+        return ids
+    try:
+        return ids.astype(np.int64)
+    except (ValueError, OverflowError):
+        raise amips.AmipsError(f"{source}: the ids of this index are whole numbers") from None
 
 
 @cli.command()
@@ -203,7 +226,7 @@ def audit(
     result = index.audit(queries, on_bad="skip" if skip_bad else "error", **options)
     echo(json.dumps(result.to_json()) if as_json else str(result))
     if adopt:
-        result.index.save(bundle)
+        index.adopt(result)
         if not as_json:
             echo(f"\n{bundle}: serves recall@10 {result.target:g} as these queries need it")
     elif result.verdict == "missed":
@@ -243,7 +266,7 @@ def ask(
         body = " ".join(hit.text.text.split())
         echo(f"{place}. {hit.score:.3f}  {one_line(hit.text.title or hit.text.id)}")
         echo(f"   {body[:200]}{'...' if len(body) > 200 else ''}")
-    where = "keys visited" if isinstance(plain_index(asker.index), GraphSearcher) else "probes"
+    where = "keys visited" if isinstance(plain_index(asker.index.snapshot), GraphSearcher) else "probes"
     echo(f"\n{answer.scanned:,} of {answer.n:,} keys scanned, {answer.probes} {where}")
     if compare:
         efforts = asker.compare(question, k)

@@ -12,7 +12,17 @@ from amips.arguments import check_recall, check_whole
 from amips.cli.options import TRUSTED_HELP, cli, echo, path, points_table, print_summary
 from amips.files import manifest_kinds
 from amips.nets import DESCRIPTION, load_model
-from amips.search import GraphSearcher, Index, MemorySearcher, Point, Searcher, plain_index, read_bundle
+from amips.search import (
+    GraphSearcher,
+    MemorySearcher,
+    Point,
+    Searcher,
+    Snapshot,
+    growth,
+    live_keys,
+    plain_index,
+    read_bundle,
+)
 from amips.signing import Trusted
 from amips.task import SPLITS, TaskStore, load_task
 from amips.terminal import one_line
@@ -61,14 +71,16 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
         if design:
             raise amips.AmipsError(f"{path} routes a FAISS index of your own: it has no design")
         return _wrapped(path, manifest)
-    index: Index = amips.load(path, verify=False, mmap=True, trusted=trusted)
+    index = amips.load(path, verify=False, mmap=True, trusted=trusted).snapshot
     if design:
         if index.design is None:
             raise amips.AmipsError(f"{path} was put together by hand: it has no design")
         echo(json.dumps(index.design.to_json(), indent=1))
         return None
     words = _words(plain_index(index)) if index.design is None else index.design.describe()
-    facts = [("keys", f"{index.n:,}"), ("dimension", f"{index.d}"), ("design", words)]
+    removed = index.n - live_keys(index)
+    count = f"{index.n - removed:,}" + (f" ({removed:,} more were removed)" if removed else "")
+    facts = [("keys", count), ("dimension", f"{index.d}"), ("design", words)]
     if index.target_recall is not None:
         facts.append(("serves recall@10", f"{index.target_recall:g}"))
     if index.spilled:
@@ -82,12 +94,30 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
         memory = index.memory
         words = f"{len(memory.logged):,} logged queries with {memory.depth} top keys each"
         facts.append(("memory", f"{words}; recognised from a cosine of {memory.gate:.3f} on"))
-    facts.append(("keys SHA-256", index.fingerprint[:16]))
+    if index.attributes is not None:
+        facts.append(("attributes", ", ".join(f"{name} {kind}" for name, kind in index.attributes.columns)))
+    facts += _origin(index)
+    if index.fingerprint and not removed:
+        facts.append(("keys SHA-256", index.fingerprint[:16]))
     _print_facts("bundle", path, facts)
     if index.report is not None:
         echo(f"\n{index.report}")
     _print_points(index.points, index.n, index.d)
     return None
+
+
+def _origin(index: Snapshot) -> list[tuple[str, str]]:
+    """What it was fitted on, what was done to it since, and what to do."""
+    origin, facts = index.origin, list[tuple[str, str]]()
+    if (log := origin.log) is not None:
+        size = f"{log.bytes / 1e6:.1f} MB"
+        facts.append(
+            ("sample of the log", f"{len(log.train):,} queries and {len(log.val):,} held out, {size}")
+        )
+    facts += [(event.what, f"{event.when} (round {event.round})") for event in origin.events]
+    if (advice := growth(index)) is not None:
+        facts.append(("advice", advice))
+    return facts
 
 
 def _words(index: Searcher | GraphSearcher) -> str:

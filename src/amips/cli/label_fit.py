@@ -6,9 +6,20 @@ from typing import Any
 import click
 
 import amips
-from amips.cli.options import IDS_HELP, cli, echo, output, size
+from amips.cli.options import (
+    ATTRIBUTES_HELP,
+    IDS_HELP,
+    KEEP_LOG_HELP,
+    RAY_HELP,
+    cli,
+    echo,
+    output,
+    path,
+    size,
+)
 from amips.fitting import FIT_MINUTES
 from amips.metrics import TARGET_RECALL
+from amips.search import KEEP_LOG
 from amips.tables import text_table
 from amips.task import BY_ROWS, BY_SOURCE, BY_TIME, SPLITS
 from amips.vectors import read_ids
@@ -45,6 +56,7 @@ from amips.vectors import read_ids
 @click.option("--keep-zero", is_flag=True, help="Allow keys that are all zero.")
 @click.option("--memory", type=size, default="1G", help="Bound on the working set of exact search.")
 @click.option("--device", help="Where exact search multiplies: cuda, ...  [default: numpy, on the CPU]")
+@click.option("--ray", help=RAY_HELP)
 def label(
     out: Path, keys: str, queries: str, plain: bool, keep_zero: bool, split: str | None, **options: Any
 ) -> None:
@@ -76,7 +88,10 @@ def label(
 @click.argument("keys")
 @click.argument("queries")
 @click.option("--out", required=True, type=output, help="The bundle to make or replace.")
-@click.option("--minutes", default=FIT_MINUTES, help="How long it may take, roughly.")
+@click.option("--minutes", default=FIT_MINUTES, help="How long it may take.")
+@click.option(
+    "--memory", type=size, help="What it may take beside its inputs, such as 4G.  [default: no bound]"
+)
 @click.option("--recall", default=TARGET_RECALL, help="The recall@10 at which cost is to be least.")
 @click.option(
     "--objective",
@@ -106,8 +121,11 @@ def label(
     "once]",
 )
 @click.option("--ids", help=IDS_HELP)
+@click.option("--attributes", type=path, help=ATTRIBUTES_HELP)
 @click.option("--seed", default=0)
+@click.option("--keep-log", default=KEEP_LOG, help=KEEP_LOG_HELP)
 @click.option("--device", help="Where queries are labelled and routers trained: cuda, ...")
+@click.option("--ray", help=RAY_HELP)
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 def fit(keys: str, queries: str, **options: Any) -> None:
     """Choose and build the cheapest index of KEYS.

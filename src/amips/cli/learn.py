@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 import amips
-from amips.cli.options import cli, echo, number_or_word, output, path
+from amips.cli.options import RAY_HELP, cli, echo, number_or_word, output, path
 from amips.extras import needs_extra
 from amips.nets import (
     PAPER_SAMPLES,
@@ -59,6 +59,8 @@ SHAPES = {
 @click.option("--seed", default=0)
 @click.option("--seeds", help="One run for each, in OUT/seed-0 and so on: how many, or which (0,1,2).")
 @click.option("--device", help="cpu, cuda, ...")
+@click.option("--ray", help=RAY_HELP)
+@click.option("--workers", type=int, help="--ray: processes.  [default: one a node]")
 @click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from amips.cli.options import cli, echo, output, output_file, path
+from amips.cli.options import RAY_HELP, cli, echo, output, output_file, path
 from amips.tables import text_table
 
 
@@ -19,6 +19,7 @@ from amips.tables import text_table
     "--titles/--no-titles", default=True, help="Encode a document's title before its text, or the text alone."
 )
 @click.option("--skip-empty", is_flag=True, help="Leave empty texts out, instead of an error.")
+@click.option("--ray", help=RAY_HELP)
 def embed(corpus: str, **options: Any) -> None:
     """Encode the texts of CORPUS as vectors.
 

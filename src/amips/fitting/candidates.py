@@ -6,7 +6,7 @@ lose, which is a little, and for which the target is raised. That makes a design
 cells, router, second cells and storage together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from amips.builder import Builder
 from amips.cells import STRENGTH, default_count
 from amips.design import Design, Storage
+from amips.errors import AmipsError
 from amips.fitting.settings import Settings
-from amips.index import REFINE, pq_parts, scan_flops
+from amips.index import REFINE, cell_bytes, pq_parts, scan_flops
 from amips.lean import reduced_dimension
 from amips.metrics import TOP
 from amips.nets import Linear, Recipe
@@ -32,6 +33,10 @@ RANK_FRACTIONS = (1 / 6, 1 / 3, 1 / 2)  # of the dimensions, beside the quarter 
 CODES_KEEP = (
     0.995  # of the top keys in the cells that are scanned: what lean codes leave among the candidates
 )
+
+
+# Of the memory, that an index may take while it is built: the best so far is held beside it.
+INDEX_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,35 @@ class Estimator:
         self.full = 2 * builder.task.n * builder.task.d
 
     def storages(self) -> list[tuple[Storage, int | None]]:
-        """The storage asked for, or float32 keys and, where that saves anything, lean storage."""
-        lean = self.builder.lean_dimensions()
-        if self.settings.storage == "lean":
-            return [("lean", lean or self.builder.task.d)]
+        """The storage asked for, or float32 keys and, where that saves anything, lean storage.
+
+        With a bound on the memory those that fit into it, and 8 bits a value where float32 keys do not.
+        """
+        lean, d = self.builder.lean_dimensions(), self.builder.task.d
+        ways: list[tuple[Storage, int | None]] = [("flat", None)]
+        ways += [] if lean is None else [("lean", lean)]
         if self.settings.storage is not None:
-            return [(self.settings.storage, None)]
-        return [("flat", None)] if lean is None else [("flat", None), ("lean", lean)]
+            ways = [(self.settings.storage, (lean or d) if self.settings.storage == "lean" else None)]
+        elif not self.fits("flat", None):
+            ways[0] = ("sq8", None)
+        if fitting := [way for way in ways if self.fits(*way)]:
+            return fitting
+        if self.settings.storage is None and self.fits("pq", None):
+            return [("pq", None)]
+        smallest = min(self._bytes(*way) for way in ways)
+        raise AmipsError(
+            f"memory={self.settings.memory}: an index of these {self.builder.task.n:,} keys takes "
+            f"{int(smallest / INDEX_SHARE):,} bytes at least; give more, or spread the keys over machines"
+        )
+
+    def fits(self, storage: Storage, dimensions: int | None, spill: float = 0.0) -> bool:
+        """Whether an index of such cells is within the bound on the memory, if there is one."""
+        memory = self.settings.memory
+        return memory is None or self._bytes(storage, dimensions, spill) <= INDEX_SHARE * memory
+
+    def _bytes(self, storage: Storage, dimensions: int | None, spill: float = 0.0) -> int:
+        task = self.builder.task
+        return cell_bytes(storage, task.n, task.d, dimensions or 0, pq_parts(task.d), spill)
 
     def plain(self, count: int) -> float:
         """What plain IVF with so many cells costs: the same probes for every query, float32 keys."""
@@ -84,10 +111,12 @@ class Estimator:
         """The same candidate with these fractions of the keys in a second cell."""
         task = self.builder.task_of(candidate.design)
         router = router_for(candidate.model, task.cells.centroids)
-        order = ranked(task, router, self.settings.recall)
+        order = ranked(task, router, self.settings.recall, memory=self.builder.memory)
         ways = []
         for fraction in fractions:
             design = replace(candidate.design, spill_fraction=fraction)
+            if not self.fits(design.storage, design.dimensions, fraction):
+                continue
             ways.append(self.candidate(design, candidate.model, first_of(*order, fraction)))
         return ways
 
@@ -121,9 +150,8 @@ def counts(n: int, wanted: int | None) -> list[int]:
     return list(dict.fromkeys(max(2, default_count(n, factor)) for factor in COUNTS))
 
 
-def partitions(n: int, wanted: int | None) -> Iterator[Design]:
+def partitions(numbers: Sequence[int]) -> Iterator[Design]:
     """Designs that differ in their cells, untrained, the likeliest first; both kinds of cells come early."""
-    numbers = counts(n, wanted)
     # By turns: an aware and a plain partition of each number, the third strength last.
     early = [(count, strength) for count in numbers for strength in STRENGTHS[:2]]
     late = [(count, STRENGTHS[2]) for count in numbers]

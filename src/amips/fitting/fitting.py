@@ -13,92 +13,94 @@ queries; the test queries are looked at once, to say what was gained.
 """
 
 import math
-import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from amips import native
+from amips import exact, native
 from amips.builder import Builder, at_start, graph_design
 from amips.cells import POINTS_PER_CELL
 from amips.design import MEMORY, OWN, Design, GraphStorage
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, remove_directory, write_json
+from amips.fitting.affordable import EXACT_SHARE, ITERATIONS, affordable_cells
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
-from amips.fitting.rate import graph_seconds, labelling_rate
-from amips.fitting.reporting import TIMED, compare, finite, reaches, seconds
+from amips.fitting.clock import BUILD_END, LABEL_TIME, PARTITIONS_END, SECOND_END, TRAINING_END, Clock
+from amips.fitting.ending import Ending
+from amips.fitting.rate import graph_seconds, labelling_rate, partition_seconds, second_seconds, speed_up
+from amips.fitting.reporting import TIMED, compare
 from amips.fitting.settings import Settings
-from amips.graph import LOG_DEPTH
-from amips.metrics import TOP
+from amips.fitting.trials import Trials
+from amips.graph import DEGREE, LOG_DEPTH
+from amips.index import graph_bytes
 from amips.search import (
-    GraphSearcher,
-    Index,
-    MemorySearcher,
     Searcher,
-    Trial,
-    cost_in_words,
-    plain_index,
-    point_for,
+    Snapshot,
 )
 from amips.task import HELD_OUT, Task, label
 from amips.vectors import Vectors, open_vectors
 
-# Fractions of the time given; the rest is for building and measuring.
-LABEL_TIME, PARTITION_TIME, TRAIN_TIME, SPILL_TIME = 0.4, 0.25, 0.2, 0.1
-GRAPH_TIME = 0.4  # that a graph may take, as far as that is known beforehand
-CELLS_TIME = 0.6  # of what cells would have, where a graph is tried, too
+TRAIN_TIME = 0.15  # of the time given, for all routers; `amips.fitting.clock` says what the other steps have
+PILOT_TIME = 0.03  # ... to find out how fast this machine is
+GRAPH_TIME = 0.25  # ... that a graph may take, as far as that is known beforehand
+CELLS_TIME = 0.55  # of what cells would have, where a graph is tried, too
 GRAPH_FROM = 5_000  # keys: with fewer, a graph has little to gain
 ENTRIES = (64, 256, 1024)  # keys that a walk may begin at: more only where fewer do not reach the recall
 LEAST = 100  # queries, however short the time
 FEW = 1000  # queries: with fewer, what is chosen and reported rests on too few to be sure of
-CALL, WORK_TASK, WORK_DESIGNS = "fit.json", "task", "designs"  # in the directory of work in progress
+# In the directory of work in progress:
+CALL, CELLS, WORK_TASK, WORK_DESIGNS = "fit.json", "cells.json", "task", "designs"
 SURVIVORS = 3  # of each step
-ITERATIONS = 10  # of k-means
-TRIALS, FEWEST_POINTS = 6, 16  # k-means looks at fewer points a cell, if so many trials would take too long
 WORTH = 0.98  # of the cost, at most, that second cells must come down to: they take memory
 
 
-class Fitting:
+class Fitting(Trials):
     """One call of `fit` and its work in progress."""
 
-    def __init__(self, work: Path, settings: Settings, quiet: bool, device: str | None = None) -> None:
-        self.work, self.settings, self.quiet, self.device = work, settings, quiet, device
+    def __init__(
+        self,
+        work: Path,
+        settings: Settings,
+        quiet: bool,
+        device: str | None = None,
+        ray: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(settings, quiet)
+        self.work, self.device, self.ray = work, device, ray
         self.seconds = 60 * settings.minutes
-        self.cells_time = 1.0  # fraction of the time that cells may have
+        self.clock = clock or Clock(self.seconds)
         self.rate = 0.0  # FLOPs a second, of exact search with numpy
-        self.trials: list[Trial] = []
-        self.timed = np.empty((0, 0), np.float32)  # val queries that times are taken of
 
-    def say(self, text: str) -> None:
-        """Print, unless quiet."""
-        if not self.quiet:
-            print(text, flush=True)  # noqa: T201
-
-    def run(self, keys: Vectors, queries: Vectors) -> Index:
+    def run(self, keys: Vectors, queries: Vectors) -> Snapshot:
         """The best index, with its report."""
         task = self._label(keys, queries)
+        self.clock.note_labelled()
         graph = self._tries_graph(task)
-        self.cells_time = CELLS_TIME if graph else 1.0
+        self.clock.cells_time = CELLS_TIME if graph else 1.0
         self.timed = np.asarray(task.val.queries[:TIMED])
-        builder = self._builder(task)
+        numbers, points = affordable_cells(task, self.settings, self.clock, self.rate, self.work / CELLS)
+        builder = self._builder(task, points)
         estimator = Estimator(builder, self.settings)
-        candidates, plain = self._partitions(estimator)
+        candidates, plain = self._partitions(estimator, numbers, points)
         cells: Searcher | None = None
         if self.settings.structure != "graph":
             candidates = self._trained(estimator, self._ranks(estimator, candidates))
             candidates = self._with_second_cells(estimator, candidates)
-            cells = self._built(builder, candidates)
-        index: Index | None = self._with_graph(builder, cells) if graph else cells
+            cells = self._built(estimator, candidates)
+        index: Snapshot | None = self._with_graph(builder, cells) if graph else cells
         assert index is not None
-        index = self._with_memory(builder, index)
         best = min(plain, key=lambda count: plain[count])
         baseline = self._measured(builder, self._plain(estimator, best))[0]
+        ending = Ending(builder, self.clock, self.rate)
+        index = self.with_memory(builder, ending.completed(index))
         assert isinstance(baseline, Searcher)
-        untried = set(counts(task.n, self.settings.cells)) - set(plain)
-        numbers = (list(plain), list(untried))
-        return compare(task, index, baseline, self.settings, self.cost, *numbers, self.trials, self.say)
+        tried = (list(plain), list(set(counts(task.n, self.settings.cells)) - set(plain)))
+        parts = (self.settings, self.cost, *tried, self.trials, self.say, ending.every(index))
+        return ending.completed(compare(task, index, baseline, *parts))
 
     def _tries_graph(self, task: Task) -> bool:
         """Whether a graph is one of the designs."""
@@ -109,24 +111,31 @@ class Fitting:
         if native.compiled is None:
             self.say("no graph is tried: amips was installed without a C++ compiler, and numpy walks slowly")
             return False
+        memory = self.settings.memory
+        if memory is not None and graph_bytes(task.n, DEGREE, task.d // 2) > memory:
+            self.say("no graph is tried: it would take more than the memory given")
+            return False
         if graph_seconds(task, self.rate) <= GRAPH_TIME * self.seconds:
             return True
         self.say("no time to try a graph: give more minutes")
         return False
 
-    def _with_graph(self, builder: Builder, cells: Searcher | None) -> Index:
+    def _with_graph(self, builder: Builder, cells: Searcher | None) -> Snapshot:
         """The best of a graph that learns from the log, one that does not, and the best index of cells."""
         storage = cast("GraphStorage | None", self.settings.storage)
         self.say("making graphs; measured on held-out queries:")
-        best: Index | None = cells
+        best: Snapshot | None = cells
         least = math.inf if cells is None else self.cost(cells)
         for entries in ENTRIES:
             designs = [
                 builder.resolved(graph_design(builder.task, storage=storage, entries=entries, learned=one))
                 for one in (True, False)
             ]
-            costs = []
+            costs: list[float] = []
+            started = self.clock.spent
             for design in dict.fromkeys(designs):  # a log that is too short to learn from leaves one
+                if costs and self.clock.spent - started > self.clock.until(BUILD_END):
+                    break
                 graph, cost = self._measured(builder, Candidate(design, OWN, None, math.nan))
                 costs.append(cost)
                 if best is None or cost < least:
@@ -135,17 +144,6 @@ class Fitting:
                 break  # otherwise keys are in clusters that no walk leads into: with more entries one may
         assert best is not None
         return best
-
-    def _with_memory(self, builder: Builder, index: Index) -> Index:
-        """The index, with a memory of the log in front of it where that costs less."""
-        if self.settings.order is None or isinstance(index, MemorySearcher):
-            return index
-        self.say("trying a memory of the log; measured on held-out queries, where it pays:")
-        better = builder.with_memory(index, min(MEMORY, builder.task.n))
-        if better is index:  # too little of what is held out came before
-            return index
-        assert better.design is not None
-        return better if self._noted(better, better.design) < self.cost(index) else index
 
     def remove(self) -> None:
         """Remove the work of this call: a call that is killed meanwhile leaves all of it or nothing."""
@@ -159,9 +157,13 @@ class Fitting:
                 raise AmipsError(f"{self.work / CALL} is damaged; remove {self.work}")
             count, self.rate = int(known["labelled"]), float(known["rate"])
         else:
-            self.rate = labelling_rate(keys, queries)
-            labelling = self.rate if self.device is None else labelling_rate(keys, queries, self.device)
-            affordable = int(labelling * self.seconds * LABEL_TIME / (2 * keys.n * keys.d))
+            pilot = partial(
+                labelling_rate, keys, queries, seconds=PILOT_TIME * self.seconds, memory=self._exact_memory
+            )
+            self.rate = pilot()
+            labelling = self.rate if self.device is None else pilot(device=self.device)
+            labelling *= speed_up(self.ray)
+            affordable = int(labelling * self.clock.until(LABEL_TIME) / (2 * keys.n * keys.d))
             count = min(queries.n, max(LEAST, affordable))
             self.work.mkdir(parents=True, exist_ok=True)
             write_json(self.work / CALL, {**asdict(self.settings), "labelled": count, "rate": self.rate})
@@ -188,7 +190,9 @@ class Fitting:
                 split=self.settings.order,
                 k=LOG_DEPTH if self.settings.order is None else max(LOG_DEPTH, MEMORY),
                 seed=seed,
+                memory=self._exact_memory,
                 device=self.device,
+                ray=self.ray,
                 progress=not self.quiet,
             )
         except AmipsError:
@@ -196,24 +200,30 @@ class Fitting:
                 self.remove()
             raise
 
-    def _builder(self, task: Task) -> Builder:
-        # Points a cell such that a partition takes its part of the time, as labelling went.
-        most = max(counts(task.n, self.settings.cells))
-        product = 2 * ITERATIONS * most * most * task.d
-        points = int(self.rate * self.seconds * self.cells_time * PARTITION_TIME / TRIALS / product)
+    @property
+    def _exact_memory(self) -> int:
+        """Bytes that exact search may take."""
+        return exact.MEMORY if self.settings.memory is None else self.settings.memory // EXACT_SHARE
+
+    def _builder(self, task: Task, points: int) -> Builder:
         return Builder(
             task,
             self.work / WORK_DESIGNS,
-            minutes=self.settings.minutes * self.cells_time * TRAIN_TIME / SURVIVORS,
+            minutes=self.settings.minutes * self.clock.cells_time * TRAIN_TIME / SURVIVORS,
             recall=self.settings.recall,
             seed=self.settings.seed,
             iterations=ITERATIONS,
-            points=None if points >= POINTS_PER_CELL else max(FEWEST_POINTS, points),
+            points=None if points >= POINTS_PER_CELL else points,
             device=self.device,
+            ray=self.ray,
             progress=not self.quiet,
+            keep_log=self.settings.keep_log,
+            memory=self.settings.memory,
         )
 
-    def _partitions(self, estimator: Estimator) -> tuple[list[Candidate], dict[int, float]]:
+    def _partitions(
+        self, estimator: Estimator, numbers: list[int], points: int
+    ) -> tuple[list[Candidate], dict[int, float]]:
         """Partitions with their untrained routers, and plain IVF's cost by number of cells.
 
         As many as there is time for, two at least: one that follows the queries and a plain one.
@@ -222,20 +232,22 @@ class Fitting:
         self.say("trying cells; cost as a share of scanning all keys, on held-out queries:")
         candidates: list[Candidate] = []
         plain: dict[int, float] = {}
-        started = time.perf_counter()
-        for design in partitions(builder.task.n, self.settings.cells):
-            spent = time.perf_counter() - started
-            number = len(candidates)
-            if number >= 2 and spent * (1 + 1 / number) > self.seconds * self.cells_time * PARTITION_TIME:
-                break
+        spent, expected = 0.0, 0.0
+        for design in partitions(numbers):
+            parts = (builder.task.n, builder.task.d, design.cells, points, ITERATIONS)
+            predicted = partition_seconds(*parts, self.rate)
+            slower = spent / expected if expected else 1.0
+            if len(candidates) >= 2 and slower * predicted > self.clock.until_of_cells(PARTITIONS_END):
+                continue  # one of fewer cells may follow
+            started = self.clock.spent
             design = builder.resolved(design)
             candidate = estimator.candidate(design, builder.model(design))
             candidates.append(candidate)
             if not design.query_aware:
-                cost = plain[design.cells] = estimator.plain(design.cells)
-                self.trials.append(Trial(Design.plain(design.cells), cost, measured=False))
-                self.say(f"  {cost:6.2%}  plain IVF, {design.cells:,} cells")
-            self._note_estimate(candidate)
+                plain[design.cells] = estimator.plain(design.cells)
+                self.note_plain(design.cells, plain[design.cells])
+            self.note_estimate(candidate)
+            spent, expected = spent + self.clock.spent - started, expected + predicted
         return candidates, plain
 
     def _ranks(self, estimator: Estimator, candidates: list[Candidate]) -> list[Candidate]:
@@ -249,13 +261,18 @@ class Fitting:
             best = min([candidate, *others], key=lambda one: one.cost)
             survivors.append(best)
             if best is not candidate:
-                self._note_estimate(best)
+                self.note_estimate(best)
         return survivors
 
     def _trained(self, estimator: Estimator, candidates: list[Candidate]) -> list[Candidate]:
         """Of the best partitions the better of the trained and the untrained router."""
-        builder, survivors = estimator.builder, []
+        builder, survivors, longest = estimator.builder, [], 60 * estimator.builder.minutes
         for candidate in _best(candidates):
+            if longest > self.clock.until_of_cells(TRAINING_END):
+                self.say(f"no time to train a router for {candidate.design.cells:,} cells")
+                survivors.append(candidate)
+                continue
+            started = self.clock.spent
             self.say(f"training a router for {candidate.design.cells:,} cells ...")
             design = trained(candidate.design)
             try:
@@ -264,11 +281,12 @@ class Fitting:
                 raise TrainingInterrupted(
                     f"stopped; the same call continues with what is in {self.work}"
                 ) from None
+            longest = max(longest, self.clock.spent - started)
             if at_start(model):
                 survivors.append(candidate)
                 continue
             learned = estimator.candidate(design, model)
-            self._note_estimate(learned)
+            self.note_estimate(learned)
             survivors.append(min(learned, candidate, key=lambda one: one.cost))
         return survivors
 
@@ -278,31 +296,38 @@ class Fitting:
         if wanted == 0:
             return candidates
         task, ways = estimator.builder.task, []
-        left = SPILL_TIME * self.cells_time * self.seconds * self.rate  # FLOPs
         for candidate in _best(candidates):
-            left -= 4 * task.n * candidate.design.cells * task.d
+            needed = second_seconds(task.n, task.d, candidate.design.cells, self.rate)
             if wanted is None:
                 ways.append(candidate)
-            if wanted is None and left < 0:
+            if wanted is None and needed > self.clock.until_of_cells(SECOND_END):
                 self.say(f"no time to look for second cells among {candidate.design.cells:,} cells")
                 continue
             fractions = SPILL_FRACTIONS if wanted is None else (wanted,)
-            best = min(estimator.with_second_cells(candidate, fractions), key=lambda one: one.cost)
-            self._note_estimate(best)
-            ways.append(best)
+            if spilled := estimator.with_second_cells(candidate, fractions):
+                best = min(spilled, key=lambda one: one.cost)
+                self.note_estimate(best)
+                ways.append(best)
         return ways
 
-    def _built(self, builder: Builder, candidates: list[Candidate]) -> Searcher:
-        """The cheapest index of the best candidates, measured on val."""
+    def _built(self, estimator: Estimator, candidates: list[Candidate]) -> Searcher:
+        """The cheapest index of the best candidates, as many as there is time for, measured on val."""
         self.say("building the best of them; measured on held-out queries:")
         best: Searcher | None = None
         least = math.inf
-        ways = _best(candidates)
-        if self.settings.storage is None and ways[0].design.storage != "flat":
+        ways, longest = _best(candidates), 0.0
+        for storage, dimensions in estimator.storages()[:1]:
             # What codes lose is an estimate, and can be too much: float32 keys always reach the recall.
-            ways.append(replace(ways[0], design=replace(ways[0].design, storage="flat", dimensions=None)))
+            surer = replace(ways[0].design, storage=storage, dimensions=dimensions)
+            if surer.storage != ways[0].design.storage:
+                ways.insert(1, replace(ways[0], design=surer))
         for candidate in ways:
-            index, cost = self._measured(builder, candidate)
+            if best is not None and longest > self.clock.until_of_cells(1.0):
+                self.say(f"no time to build others than the best {ways.index(candidate)}")
+                break
+            started = self.clock.spent
+            index, cost = self._measured(estimator.builder, candidate)
+            longest = max(longest, self.clock.spent - started)
             assert isinstance(index, Searcher)
             cost /= WORTH if index.spilled else 1
             if best is None or cost < least:
@@ -310,36 +335,14 @@ class Fitting:
         assert best is not None
         return best
 
-    def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Index, float]:
-        index = builder.index(candidate.design, candidate.model, second=candidate.second)
-        return index, self._noted(index, candidate.design)
-
-    def _noted(self, index: Index, design: Design) -> float:
-        """The measured cost of an index, kept as a trial of a design."""
-        cost = self.cost(index)
-        self.trials.append(Trial(design, finite(cost), measured=True))
-        self.say(f"  {cost_in_words(finite(cost), self.settings.objective)}  {design.describe()}")
-        return cost
+    def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Snapshot, float]:
+        index = builder.index(candidate.design, candidate.model, second=candidate.second, near=True)
+        return index, self.note_measured(index, candidate.design)
 
     def _plain(self, estimator: Estimator, count: int) -> Candidate:
         """Plain IVF in the storage asked for, float32 keys if none was."""
         storage, dimensions = estimator.storages()[0]
         return Candidate(Design.plain(count, storage, dimensions), None, None, math.nan)
-
-    def _note_estimate(self, candidate: Candidate) -> None:
-        self.trials.append(Trial(candidate.design, candidate.cost, measured=False))
-        self.say(f"  {candidate.cost:6.2%}  {candidate.design.describe()}")
-
-    def cost(self, index: Index) -> float:
-        """What the objective names, of one val query at the recall asked for; infinite if out of reach."""
-        recall, objective = self.settings.recall, self.settings.objective
-        if not reaches(index, recall):
-            return math.inf
-        if isinstance(plain_index(index), GraphSearcher) and point_for(index.points, recall, TOP).certain:
-            return math.inf  # it would score every key, which needs no graph
-        if objective == "flops":
-            return point_for(index.points, recall, TOP).flops / (2 * index.n * index.d)
-        return seconds(index, self.timed, recall, objective)
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:

@@ -4,29 +4,61 @@ import math
 import time
 
 from amips import exact
+from amips.blas import threads_allowed
+from amips.cluster import connected
 from amips.graph import EXACT_KEYS, PROBES
 from amips.metrics import TOP
 from amips.task import Task
 from amips.vectors import Vectors
 
-PILOT = 2048  # queries labelled to see how long that takes
+FEW, PILOT = 64, 2048  # queries labelled to see how long that takes
+KMEANS = 0.4  # of that rate, with which k-means and finding the cells of all keys go
 
 
-def labelling_rate(keys: Vectors, queries: Vectors, device: str | None = None) -> float:
-    """FLOPs a second of finding top keys, with numpy or on a device."""
-    lengths, times = [], []
-    for few in (min(64, queries.n // 2), min(64 + PILOT, queries.n)):
+def labelling_rate(
+    keys: Vectors,
+    queries: Vectors,
+    device: str | None = None,
+    *,
+    seconds: float = math.inf,
+    memory: int = exact.MEMORY,
+) -> float:
+    """FLOPs a second of finding top keys, with numpy or on a device; found out in about so many seconds."""
+    lengths, times = list[int](), list[float]()
+    for few in (min(FEW, queries.n // 2), min(FEW + PILOT, queries.n)):
+        if times:
+            few = min(few, max(2 * FEW, int(seconds * lengths[0] / times[0])))
         x = queries.rows(0, max(1, few))
         started = time.perf_counter()
-        exact.top_k(keys, x, TOP, device=device)
+        exact.top_k(keys, x, TOP, device=device, memory=memory)
         times.append(time.perf_counter() - started)
         lengths.append(len(x))
     # Of the difference: what a call costs whatever it is asked is not part of a rate.
-    seconds = times[1] - times[0] if times[1] > times[0] else times[1]
-    return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(seconds, 1e-9)
+    took = times[1] - times[0] if times[1] > times[0] else times[1]
+    return 2 * keys.n * keys.d * max(1, lengths[1] - lengths[0]) / max(took, 1e-9)
 
 
 def graph_seconds(task: Task, rate: float) -> float:
     """What the nearest keys of every key take, which is most of a graph, at a rate in FLOPs a second."""
     pairs = task.n * (task.n if task.n <= EXACT_KEYS else PROBES * math.sqrt(task.n) / 4)
     return 2 * pairs * (task.d / 2) / rate  # in half of the dimensions, as lean storage usually has
+
+
+def partition_seconds(n: int, d: int, cells: int, points: int, iterations: int, rate: float) -> float:
+    """What k-means with so many points a cell takes, and finding the cell of every key."""
+    products = cells * (iterations * min(n, points * cells) + n)
+    return 2 * products * d / (KMEANS * rate)
+
+
+def second_seconds(n: int, d: int, cells: int, rate: float) -> float:
+    """What finding a second cell for every key takes."""
+    return 4 * n * cells * d / (KMEANS * rate)
+
+
+def speed_up(ray: str | None) -> int:
+    """How many times faster than this process a cluster labels: by its processors; 1 without one."""
+    if ray is None:
+        return 1
+    with connected(ray) as cluster:
+        assert cluster is not None
+        return max(1, cluster.processors() // threads_allowed())

@@ -23,3 +23,5 @@ class Settings:
     structure: Structure | None
     order: Order | None
     seed: int
+    keep_log: int
+    memory: int | None = None

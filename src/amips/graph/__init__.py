@@ -7,6 +7,7 @@ from amips.graph.making import (
     LOG_DEPTH,
     Graph,
     entry_points,
+    log_edges,
     make_graph,
     near_lists,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "Graph",
     "connect",
     "entry_points",
+    "log_edges",
     "make_graph",
     "near_lists",
     "nearest_keys",

@@ -2,14 +2,18 @@
 
 from amips.index.cell_files import FILES, SECOND, read_array
 from amips.index.cell_store import CellStore
-from amips.index.costs import scan_flops
+from amips.index.costs import cell_bytes, graph_bytes, scan_flops
 from amips.index.faiss_store import REFINE, FaissCellStore
 from amips.index.fill import FEWEST_KEYS, check_enough_keys, pq_parts
-from amips.index.graph_store import GRAPH_FILES, MOST_VALUES, GraphStore, check_graph_size
+from amips.index.graph_store import CODING, GRAPH_FILES, MOST_VALUES, GraphStore, check_graph_size
+from amips.index.key_mask import KeyMask
+from amips.index.living_cells import LivingCells, OwnCells, kept_cells, scan_allowed, with_added
+from amips.index.matches import Matches, best_matches
 from amips.index.single_search import MOST_SINGLE, SingleSearch
 from amips.index.top_keys import score_candidates, top_of_rows
 
 __all__ = [
+    "CODING",
     "FEWEST_KEYS",
     "FILES",
     "GRAPH_FILES",
@@ -20,12 +24,22 @@ __all__ = [
     "CellStore",
     "FaissCellStore",
     "GraphStore",
+    "KeyMask",
+    "LivingCells",
+    "Matches",
+    "OwnCells",
     "SingleSearch",
+    "best_matches",
+    "cell_bytes",
     "check_enough_keys",
     "check_graph_size",
+    "graph_bytes",
+    "kept_cells",
     "pq_parts",
     "read_array",
+    "scan_allowed",
     "scan_flops",
     "score_candidates",
     "top_of_rows",
+    "with_added",
 ]

@@ -7,6 +7,7 @@
     centroids.npy     float32 [c, d]
     codebook.npy      all but "flat": float32, see `amips.index.fill.codebook_of`
     projection.npy    "lean": float32 [r, d], what queries are multiplied with
+    keyprojection.npy "lean": float32 [r, d], what keys are multiplied with before they are coded
     keys.npy          all but "flat": float32 [n, d], by id
     means.npy         "pq": float32 [c, d], the mean key of each cell, relative to which keys are coded
     second.npy        int32 [n], where keys are in second cells
@@ -33,13 +34,13 @@ from amips.vectors import Floats
 
 SIZES, ENTRIES, CODES, CENTROIDS = "sizes.npy", "entries.npy", "codes.npy", "centroids.npy"
 CODEBOOK, PROJECTION, KEYS, SECOND = "codebook.npy", "projection.npy", "keys.npy", "second.npy"
-MEANS = "means.npy"
+MEANS, KEY_PROJECTION = "means.npy", "keyprojection.npy"
 ALWAYS = [SIZES, ENTRIES, CODES, CENTROIDS]
 FILES: dict[str, list[str]] = {
     "flat": ALWAYS,
     "sq8": [*ALWAYS, CODEBOOK, KEYS],
     "pq": [*ALWAYS, CODEBOOK, KEYS, MEANS],
-    "lean": [*ALWAYS, CODEBOOK, KEYS, PROJECTION],
+    "lean": [*ALWAYS, CODEBOOK, KEYS, PROJECTION, KEY_PROJECTION],
 }
 FINITE_BLOCK = 1 << 17  # values that are looked at at once, in the cache of one core
 READ_BYTES = 4 * FINITE_BLOCK  # of codes, at once
@@ -61,6 +62,7 @@ class CellParts:
     second: NDArray[np.int32] | None
     rows: Floats | None = None
     means: Floats | None = None
+    key_projection: Floats | None = None
 
 
 def read_array(
@@ -127,14 +129,16 @@ def read_cells(directory: Path, storage: Storage, mmap: bool, spilled: bool, fin
             index = assemble(storage, sizes, entries, centroids, None, None, read)
         return CellParts(index, sizes, entries, centroids, None, None, second)
     codebook = _read_codebook(directory / CODEBOOK, storage, d)
-    projection = None
+    projection = key_projection = None
     if storage == "lean":
         projection = read_array(directory / PROJECTION, np.float32, (len(codebook), d))
+        key_projection = read_array(directory / KEY_PROJECTION, np.float32, (len(codebook), d))
     means = read_array(directory / MEANS, np.float32, (c, d)) if storage == "pq" else None
     with _reader(path, np.uint8, code_shape(storage, sizes, codebook, d)) as read:
         index = assemble(storage, sizes, entries, centroids, means, codebook, read)
     keys = read_array(directory / KEYS, np.float32, (n, d), mmap=mmap, finite=finite or not mmap)
-    return CellParts(index, sizes, entries, centroids, keys, projection, second, means=means)
+    more = {"means": means, "key_projection": key_projection}
+    return CellParts(index, sizes, entries, centroids, keys, projection, second, **more)
 
 
 def write_cells(directory: Path, storage: Storage, parts: CellParts) -> list[str]:
@@ -143,6 +147,7 @@ def write_cells(directory: Path, storage: Storage, parts: CellParts) -> list[str
     arrays: dict[str, NDArray[Any] | None]
     arrays = {SIZES: parts.sizes, ENTRIES: parts.entries, CENTROIDS: parts.centroids, CODEBOOK: codebook}
     arrays |= {PROJECTION: parts.projection, KEYS: parts.keys, SECOND: parts.second, MEANS: parts.means}
+    arrays[KEY_PROJECTION] = parts.key_projection
     present = {name: array for name, array in arrays.items() if array is not None}
     for name, array in present.items():
         save_npy(directory / name, array)

@@ -1,4 +1,4 @@
-"""What a scan costs, counted from shapes; a multiply-add is 2 FLOPs."""
+"""What a scan costs, counted from shapes (a multiply-add is 2 FLOPs), and what memory an index takes."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,6 +6,34 @@ from numpy.typing import NDArray
 from amips.design import Storage
 
 Counts = NDArray[np.int64]
+
+
+BESIDE_CODES = 48  # bytes a key that cells take beside codes: numbers of keys twice, cells, places
+GROWTH = 1.5  # of what FAISS reserves while cells are filled, or converted
+
+
+def cell_bytes(
+    storage: Storage, n: int, d: int, dimensions: int = 0, parts: int = 0, spill: float = 0.0
+) -> int:
+    """Bytes of memory that n keys of dimension d take in cells, while they are built at most.
+
+    The float32 keys beside codes are not among them: they are read from their file.
+
+    Args:
+        dimensions: r, of lean storage.
+        parts: of a PQ code.
+        spill: the fraction of the keys in a second cell.
+    """
+    code = {"flat": 4 * d, "sq8": d, "pq": parts, "lean": 2 * -(-dimensions // 2)}[
+        storage
+    ]  # lean: two copies
+    return int(n * (1 + spill) * (GROWTH * code + BESIDE_CODES))
+
+
+def graph_bytes(n: int, degree: int, dimensions: int) -> int:
+    """Bytes of memory that a graph over n keys takes while it is made, walked in so many dimensions."""
+    projected, lists = 3 * 4 * dimensions, 4 * (3 * degree + 2 * 64 + 96)
+    return n * (projected + lists + degree * dimensions // 2)
 
 
 def scan_flops(

@@ -26,24 +26,28 @@ from amips.errors import BundleError
 from amips.index.cell_files import CellParts, read_cells, scanned_bytes, second_entries, write_cells
 from amips.index.costs import scan_flops
 from amips.index.fill import Bytes, assemble, codebook_of, codes_of, entries_of, fill
-from amips.index.product_scan import scan_by_product
+from amips.index.key_mask import KeyMask
+from amips.index.product_scan import scan_by_product, scan_each
 from amips.index.top_keys import (
     best_first,
     best_of,
     cell_products,
     once,
-    reaching,
     score_candidates,
+    top_of_rows,
 )
 from amips.lean import Projection
 from amips.metrics import TOP
-from amips.vectors import Floats, Vectors
+from amips.vectors import Floats, Vectors, gather
 
 Ids = NDArray[np.int64]
 
 # From how many queries a cell on, on average, the matrix product beats FAISS's scan.
 MEETINGS_FOR_PRODUCT = 4.0
-REFINE_BYTES = 1 << 26
+REFINE_BYTES = 1 << 23
+DISK_BYTES = 1 << 24  # of keys on disk that are read at a time
+FEW_ON_DISK = 1 << 12  # candidates, up to which keys on disk are read as they come
+EXACT_BYTES = 1 << 25  # of scores, at once, where every key is scored
 REFINE = 10  # candidates that quantised storage scores again, for each result asked for
 
 
@@ -57,7 +61,7 @@ class FaissCellStore:
         centroids: [c, d].
         keys: float32 [n, d], with which quantised storage scores its candidates.
         refine: of quantised storage: candidates for each result asked for.
-        projection: of "lean": what queries are multiplied with, [r, d].
+        projection, key_projection: of "lean": what queries and keys are multiplied with, [r, d].
         second: the second cell of each key, -1 for none.
         means: of "pq": the mean key of each cell [c, d], relative to which keys are coded.
         rows: of "flat" that stays on disk: the keys of the entries, [e, d].
@@ -76,6 +80,7 @@ class FaissCellStore:
     means: Floats | None = None
     rows: Floats | None = None
     directory: Path | None = None
+    key_projection: Floats | None = None
 
     @classmethod
     def build(
@@ -98,8 +103,10 @@ class FaissCellStore:
         # Float32 keys beside small codes: left in their file where they have one, read as they are needed.
         addressable = keys.array is not None and keys.array.dtype == np.float32
         rows = keys.array if addressable else keys.load()
-        projected = None if projection is None else projection.queries
-        return cls(*parts, rows, projection=projected, second=second, means=means)
+        store = cls(*parts, rows, second=second, means=means)
+        if projection is None:
+            return store
+        return replace(store, projection=projection.queries, key_projection=projection.keys)
 
     @property
     def n(self) -> int:
@@ -122,9 +129,18 @@ class FaissCellStore:
         return np.append(0, np.cumsum(self.sizes))
 
     @cached_property
-    def _places(self) -> Ids:
-        """Where in the entries each key is; the first time, if it is there twice."""
+    def places(self) -> Ids:
+        """Where in the entries each key is, in its first cell, [n]."""
         return self._of_first(np.arange(len(self.entries)))
+
+    @cached_property
+    def second_places(self) -> Ids:
+        """Where in the entries each key is in its second cell, [n]; of one without, anywhere."""
+        places = np.zeros(self.n, np.int64)
+        if self.second is not None:
+            again = np.flatnonzero(second_entries(self.sizes, self.entries, self.second))
+            places[self.entries[again]] = again
+        return places
 
     def _of_first(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values of entries [e] as values of keys [n], of the entry in a key's first cell."""
@@ -141,7 +157,7 @@ class FaissCellStore:
         """What codes stand for (`amips.index.fill.codebook_of`); None if there are none."""
         return None if self.index is None else codebook_of(self.index, self.storage)
 
-    @property
+    @cached_property
     def addresses(self) -> NDArray[np.uint64]:
         """Where in memory the codes (or float32 keys) of each cell are, [c]; this store must be kept."""
         if self.rows is not None:
@@ -150,21 +166,23 @@ class FaissCellStore:
         there = (lists.get_codes(j) for j in range(len(self.sizes)))  # None of an empty cell
         return np.array([int(codes or 0) for codes in there], np.uint64)
 
-    def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
-        """The k best keys by <x, y> within cells [m, p]; -1 skips."""
+    def scan(self, x: Floats, cells: Ids, k: int, allowed: KeyMask | None = None) -> tuple[Floats, Ids]:
+        """The k best keys by <x, y> within cells [m, p], of those that are allowed; -1 skips."""
         if len(x) == 0 or cells.shape[1] == 0:
             return np.full((len(x), k), -np.inf, np.float32), np.full((len(x), k), -1, np.int64)
         if self.storage == "flat":
             # A small index reads its codes from cache, and a large batch shares them.
             if len(x) > 1 and (cells >= 0).sum() >= MEETINGS_FOR_PRODUCT * len(self.sizes):
-                return self._scan_by_product(x, cells, k)
+                return self._scan_by_product(x, cells, k, allowed)
             if self.rows is not None:
-                return self._scan_each(x, cells, k)
+                parts = (self.sizes, self.entries, self.rows)
+                return scan_each(x, cells, k, *parts, twice=self.second is not None, allowed=allowed)
             if self.second is None:
-                return self._settle_ties(x, cells, *self._scan_by_faiss(x, cells, k + 1))
-            entries = once(*self._scan_by_faiss(x, cells, 2 * k + 2))
-            return self._settle_ties(x, cells, *best_of(*entries, k + 1))
-        candidates = self._scan_by_faiss(x, cells, self.candidates(k))[1]
+                best = self._scan_by_faiss(x, cells, k + 1, allowed)
+            else:
+                best = best_of(*once(*self._scan_by_faiss(x, cells, 2 * k + 2, allowed)), k + 1)
+            return self._settle_ties(x, cells, *best, allowed)
+        candidates = self._scan_by_faiss(x, cells, self.candidates(k), allowed)[1]
         if self.second is not None:
             candidates.sort(axis=1)
             candidates[:, 1:][candidates[:, 1:] == candidates[:, :-1]] = -1
@@ -184,7 +202,17 @@ class FaissCellStore:
         r = 0 if self.projection is None else len(self.projection)
         return scan_flops(self.storage, keys, self.d, self.candidates(k), r, parts)
 
-    def _scan_by_faiss(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
+    def every_key(self, x: Floats, k: int, allowed: KeyMask | None = None) -> tuple[Floats, Ids]:
+        """The k best of all keys that are allowed, each scored with the query itself."""
+        if self.keys is None:
+            return self.scan(x, np.tile(np.arange(len(self.sizes)), (len(x), 1)), k, allowed)
+        return top_of_rows(self.keys, x, k, EXACT_BYTES, None if allowed is None else allowed.keys)
+
+    def with_refine(self, refine: int) -> "FaissCellStore":
+        """The same with so many candidates of codes for each result."""
+        return replace(self, refine=refine)
+
+    def _scan_by_faiss(self, x: Floats, cells: Ids, k: int, allowed: KeyMask | None) -> tuple[Floats, Ids]:
         m, p = cells.shape
         if self.projection is not None:
             x = x @ self.projection.T
@@ -196,12 +224,15 @@ class FaissCellStore:
         scores, ids = np.empty((m, k), np.float32), np.empty((m, k), np.int64)
         # The number of probes goes with the call: setting index.nprobe would race with other threads.
         arguments = [faiss.swig_ptr(a) for a in (cells, base, scores, ids)]
-        parameters = faiss.SearchParametersIVF(nprobe=p)
+        chosen = {} if allowed is None else {"sel": allowed.selector}
+        parameters = faiss.SearchParametersIVF(nprobe=p, **chosen)
         self.index.search_preassigned_c(m, faiss.swig_ptr(x), k, *arguments, False, parameters)
         scores[ids < 0] = -np.inf
         return scores, ids
 
-    def _settle_ties(self, x: Floats, cells: Ids, scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
+    def _settle_ties(
+        self, x: Floats, cells: Ids, scores: Floats, ids: Ids, allowed: KeyMask | None
+    ) -> tuple[Floats, Ids]:
         """From FAISS's k + 1 results the k best, ties to the lower id; FAISS leaves their order open."""
         k = ids.shape[1] - 1
         if not (scores[:, 1:] == scores[:, :-1]).any():  # FAISS's order is the only one
@@ -209,54 +240,54 @@ class FaissCellStore:
         tied = (scores[:, k - 1] == scores[:, k]) & (ids[:, k] >= 0)  # more keys than these may tie
         scores, ids = best_first(scores, ids, k)
         if tied.any():
-            scores[tied], ids[tied] = self._scan_by_product(x[tied], cells[tied], k)
+            scores[tied], ids[tied] = self._scan_by_product(x[tied], cells[tied], k, allowed)
         return scores, ids
 
-    def _scan_by_product(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
+    def _scan_by_product(self, x: Floats, cells: Ids, k: int, allowed: KeyMask | None) -> tuple[Floats, Ids]:
         """Cell by cell: the queries that probe it, times its keys."""
+
+        def keys_of(cell: int) -> tuple[Floats, Ids]:
+            keys, ids = self._keys_of(cell)
+            if allowed is None:
+                return keys, ids
+            kept = allowed.keys[ids]
+            return keys[kept], ids[kept]
+
         twice = self.second is not None
-        return scan_by_product(x, cells, k, self.sizes, self._keys_of, twice=twice, tile_bytes=REFINE_BYTES)
+        return scan_by_product(x, cells, k, self.sizes, keys_of, twice=twice, tile_bytes=REFINE_BYTES)
 
     def score_again(self, x: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
         """True inner products of the candidates [m, r] (-1 skips), and the k best of them."""
         keys = self.keys
         if keys is None or keys.dtype != np.float32 or not keys.flags.c_contiguous:
-            return score_candidates(self._keys_at, x, candidates, k, REFINE_BYTES)
+            return score_candidates(self.keys_at, x, candidates, k, REFINE_BYTES)
         x, ids = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(candidates, np.int64)
         scores = np.empty(ids.shape, np.float32)
-        pointers = [faiss.swig_ptr(a) for a in (scores, x, keys, ids)]
-        faiss.fvec_inner_products_by_idx(*pointers, self.d, *ids.shape)  # -inf where an id is -1
+        on_disk = isinstance(keys, np.memmap) and ids.size > FEW_ON_DISK
+        step = max(1, DISK_BYTES // (4 * self.d * max(1, ids.shape[1]))) if on_disk else max(1, len(x))
+        for low in range(0, len(x), step):
+            rows, places = keys, ids[low : low + step]
+            if on_disk:  # each key that any of these queries asks for once, from the first to the last
+                wanted, inverse = np.unique(places, return_inverse=True)
+                rows = gather(keys, np.maximum(wanted, 0))
+                places = np.where(places < 0, -1, inverse.reshape(places.shape))
+            parts = (scores[low : low + step], x[low : low + step], rows, places)
+            # -inf where an id is -1
+            faiss.fvec_inner_products_by_idx(*map(faiss.swig_ptr, parts), self.d, *places.shape)
         return best_of(scores, ids, k)
 
-    def _scan_each(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
-        """Query by query from keys on disk, of which only the probed cells are read."""
-        best = np.full((len(x), k), -np.inf, np.float32), np.full((len(x), k), -1, np.int64)
-        x = np.ascontiguousarray(x, np.float32)
-        for row, probed in enumerate(cells):
-            sizes = self.sizes[chosen := probed[probed >= 0]]
-            if not sizes.any():
-                continue
-            ends = np.cumsum(sizes)
-            places = np.repeat(self.starts[chosen] + sizes - ends, sizes) + np.arange(ends[-1])
-            scores = np.empty(len(places), np.float32)
-            pointers = [faiss.swig_ptr(a) for a in (scores, x[row], self.rows, places)]
-            faiss.fvec_inner_products_by_idx(*pointers, self.d, 1, len(places))
-            scores, ids = reaching(scores, self.entries[places], k, twice=self.second is not None)
-            best[0][row : row + 1], best[1][row : row + 1] = best_of(scores[None], ids[None], k)
-        return best
-
-    def _keys_at(self, ids: Ids) -> Floats:
+    def keys_at(self, ids: Ids) -> Floats:
         """Float32 keys by id, [..., d]."""
         if self.keys is not None:
             return self.keys[ids]
         flat = ids.ravel()
-        places, cells = self._places[flat], self.assignment[flat]
+        places, cells = self.places[flat], self.assignment[flat]
         if self.rows is not None:
             return self.rows[places].reshape(*ids.shape, self.d)
         rows = np.empty((ids.size, self.d), np.float32)
         order = np.argsort(cells, kind="stable")
         present, starts = np.unique(cells[order], return_index=True)
-        for cell, low, high in zip(present, starts, np.append(starts[1:], ids.size), strict=True):
+        for cell, low, high in zip(present, starts, np.append(starts, ids.size)[1:], strict=True):
             wanted = order[low:high]
             rows[wanted] = self._rows_of(int(cell))[places[wanted] - self.starts[cell]]
         return rows.reshape(*ids.shape, self.d)
@@ -274,10 +305,11 @@ class FaissCellStore:
 
     def save(self, directory: Path) -> list[str]:
         """Write the files of `amips.index.cell_files`; their names."""
-        return write_cells(directory, self.storage, self._parts)
+        return write_cells(directory, self.storage, self.parts)
 
     @property
-    def _parts(self) -> CellParts:
+    def parts(self) -> CellParts:
+        """What it is put together from."""
         return CellParts(**{field.name: getattr(self, field.name) for field in fields(CellParts)})
 
     @classmethod
@@ -293,7 +325,7 @@ class FaissCellStore:
         """For pickle: opened again where keys stay on disk and still are there, otherwise copied."""
         if self.directory is not None and self.directory.is_dir():
             return _reopen, (self.directory, self.storage, self.second is not None, self.refine)
-        codes = None if self.rows is not None else np.concatenate([*scanned_bytes(self._parts)])
+        codes = None if self.rows is not None else np.concatenate([*scanned_bytes(self.parts)])
         names = [field.name for field in fields(self) if field.name not in ("index", "directory")]
         return _restore, ({name: getattr(self, name) for name in names}, codes, self.codebook)
 

@@ -18,6 +18,7 @@ Bytes = NDArray[np.uint8]
 
 FEWEST_KEYS = {"pq": 256, "lean": 16}  # as many as a code has values
 PQ_DIMENSIONS_PER_BYTE = 4
+SAMPLE_BYTES = 1 << 24  # of keys that codes are learned from
 
 
 def fill(
@@ -51,6 +52,7 @@ def fill(
     index.own_fields = True
     quantizer.this.disown()
     _train(index, keys, storage, projection)
+    lists = _ExactLists(index, assignment, second)
     for start, block in keys.blocks():
         if projection is not None:
             block = block @ projection.keys.T
@@ -61,9 +63,44 @@ def fill(
             block = np.concatenate([block, block[twice]])
             ids, cells = np.append(ids, ids[twice]), np.append(cells, second[ids[twice]])
         block, cells = np.ascontiguousarray(block), np.ascontiguousarray(cells, np.int64)
-        pointers = [faiss.swig_ptr(a) for a in (block, ids, cells)]
-        index.add_core(len(block), *pointers)
+        lists.add(block, ids, cells)
     return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index, means
+
+
+class _ExactLists:
+    """Fills the cells of an index whose sizes are known.
+
+    FAISS would let each cell grow by doubling: what it leaves behind takes more memory than the codes.
+    """
+
+    def __init__(
+        self, index: Any, assignment: NDArray[np.integer[Any]], second: NDArray[np.int32] | None
+    ) -> None:
+        self.index, c = index, int(index.nlist)
+        sizes = np.bincount(assignment, minlength=c)
+        if second is not None:
+            sizes = sizes + np.bincount(second[second >= 0], minlength=c)
+        self.width, self.filled = int(index.code_size), np.zeros(c, np.int64)
+        self.sizes = sizes
+        for cell, size in enumerate(sizes.tolist()):
+            if size:
+                index.invlists.resize(cell, size)
+        index.ntotal = int(sizes.sum())
+
+    def add(self, rows: Floats, ids: Ids, cells: Ids) -> None:
+        """The next keys, coded, at the end of what is in their cells."""
+        codes = np.empty((len(rows), self.width), np.uint8)
+        self.index.encode_vectors(len(rows), *(faiss.swig_ptr(a) for a in (rows, cells, codes)))
+        order = np.argsort(cells, kind="stable")
+        present, starts = np.unique(cells[order], return_index=True)
+        codes, ids, lists = codes[order], ids[order], self.index.invlists
+        for cell, low, high in zip(present.tolist(), starts, np.append(starts, len(ids))[1:], strict=True):
+            size, first = int(self.sizes[cell]), int(self.filled[cell])
+            last = first + int(high - low)
+            faiss.rev_swig_ptr(lists.get_ids(cell), size)[first:last] = ids[low:high]
+            memory = faiss.rev_swig_ptr(lists.get_codes(cell), size * self.width)
+            memory[first * self.width : last * self.width] = codes[low:high].ravel()
+            self.filled[cell] = last
 
 
 def _check_cells(cells: NDArray[np.integer[Any]], c: int, least: int) -> None:
@@ -118,6 +155,47 @@ def assemble(
         low += size
     index.ntotal = len(entries)
     return index
+
+
+def filled(
+    storage: Storage,
+    centroids: Floats,
+    means: Floats | None,
+    codebook: Floats | None,
+    numbers: Ids,
+    cells: Ids,
+    codes: Bytes,
+) -> Any:
+    """A `faiss.IndexIVF` with entries in any order; FAISS puts them into their cells, in this order.
+
+    Args:
+        numbers, cells: of each entry its key and its cell, [e].
+        codes: of each, [e, bytes]; "flat" has float32 keys. Those of "lean" are two values a byte.
+    """
+    c, d = centroids.shape
+    parts = 0 if codebook is None or storage == "sq8" else len(codebook)
+    numbers = np.ascontiguousarray(numbers, np.int64)
+    if storage == "lean":
+        quantizer = faiss.IndexFlatIP(parts)
+        index = faiss.IndexIVFPQ(quantizer, parts, c, parts, 4, faiss.METRIC_INNER_PRODUCT)
+        index.by_residual = False
+    else:
+        quantizer = _quantizer(centroids if means is None else means)
+        index = _empty(storage, quantizer, d, c, parts)
+    index.own_fields = True
+    quantizer.this.disown()
+    if codebook is not None:
+        vector = index.sq.trained if storage == "sq8" else index.pq.centroids
+        faiss.copy_array_to_vector(codebook.ravel(), vector)
+    index.is_trained = True
+    if storage == "flat":
+        keys = np.ascontiguousarray(codes).view(np.float32)
+        index.add_core(len(keys), *(faiss.swig_ptr(a) for a in (keys, numbers, cells)))
+        return index
+    width = int(index.coarse_code_size())
+    prefix = cells.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width]
+    index.add_sa_codes(np.ascontiguousarray(np.hstack([prefix, codes])), numbers)
+    return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index
 
 
 def _quantizer(centroids: Floats) -> Any:
@@ -194,7 +272,8 @@ def _train(index: Any, keys: Vectors, storage: Storage, projection: Projection |
     if storage == "flat":
         index.is_trained = True
         return
-    most = 1 << 16
+    # Of lean codes FAISS looks at 256 rows for each of 16 values, of PQ codes for each of 256.
+    most = 1 << 13 if storage == "lean" else max(1 << 14, min(1 << 16, SAMPLE_BYTES // (4 * keys.d)))
     sample = (
         keys.load()
         if keys.n <= most

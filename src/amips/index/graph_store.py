@@ -13,6 +13,8 @@ scored again with float32 keys, so every score is a true inner product.
     projection.npy    "lean": int8 [r, d], what queries are multiplied with
     scale.npy         "lean": float32 [r], what one unit of that stands for
     unit.npy          "sq8", "lean": float32 [1], a power of two, near the largest of the steps
+    coding.npy        "lean": float32 [r, d + 1], what keys are multiplied with, what a code of 0 stands for;
+                      where it is missing it is found from keys and codes, once keys are added
 """
 
 from dataclasses import dataclass, field, fields
@@ -23,30 +25,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips import native
 from amips.blas import threads_allowed
 from amips.design import MOST_DEGREE, GraphStorage
 from amips.errors import AmipsError, BundleError
 from amips.graph import Graph
 from amips.index.cell_files import read_array
-from amips.index.graph_walk import NumpyWalker, codes_of_values
+from amips.index.graph_codes import LARGEST_WHOLE, code_range, coded, normal_steps, whole_projection
+from amips.index.graph_compact import compacted
+from amips.index.graph_filter import EVERY, allowed_keys, effort_for, exact_search
+from amips.index.graph_growth import grown, known_lists
+from amips.index.graph_walk import codes_of_values
+from amips.index.graph_walkers import walker_of
 from amips.index.top_keys import top_of_rows
 from amips.lean import Projection
 from amips.metrics import TOP
 from amips.npy import save_npy
-from amips.vectors import Floats, Vectors, unit_rows
+from amips.vectors import Floats, Vectors
 
 Ids = NDArray[np.int64]
 
-NUMBERS: dict[GraphStorage, int] = {"flat": 0, "sq8": 1, "lean": 2}  # as in native/walk.hpp
 # The part of the margin within which what was found is scored again: what codes lose of the order.
 REFINE: dict[GraphStorage, float] = {"flat": 0.0, "sq8": 0.2, "lean": 0.6}
 WIDTH = 1024  # keys kept while walking, at least; 8 for each result asked for
 MOST_RESULTS = 1024  # from which on every key is scored
 EXACT_BYTES = 1 << 26  # of scores, at once, where every key is
-TAIL = 0.001  # of the values of a dimension, at each end, that codes need not tell apart
-SAMPLE = 1 << 15  # keys that the range of codes is taken of
-BLOCK = 32  # neighbours whose codes are kept together
 FEW = 64  # queries that are not worth a second thread
 ARRAYS = {
     "flat": (),
@@ -57,6 +59,7 @@ GRAPH_FILES: dict[str, list[str]] = {
     storage: [f"{name}.npy" for name in ("neighbours", "entries", "keys", *names)]
     for storage, names in ARRAYS.items()
 }
+CODING = "coding.npy"  # of "lean": not in bundles that were made before keys could be added
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ class GraphStore:
     unit: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
     projection: NDArray[np.int8] | None = None
     scale: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    coding: Floats | None = None
     directory: Path | None = None  # where it was loaded from, if the keys stay there
+    growing: Any = field(
+        default=None, compare=False, repr=False
+    )  # `graph_growth.Growing`, once keys were added
 
     @classmethod
     def build(
@@ -94,16 +101,16 @@ class GraphStore:
         if storage == "flat":
             return cls(storage, graph.neighbours, graph.entries, rows)
         below = None if projection is None else projection.keys
-        low, high = _range(keys, below, wanted)
+        low, high = code_range(keys, below, wanted)
         if storage == "sq8":
             most = np.maximum(np.abs(low), np.abs(high))
-            step, unit = _normal(most / 127)
-            codes = _coded(keys, below, np.zeros_like(step), step * unit, -127, 127, np.int8)
+            step, unit = normal_steps(most / 127)
+            codes = coded(keys, below, np.zeros_like(step), step * unit, -127, 127, np.int8)
             return cls(storage, graph.neighbours, graph.entries, rows, codes, step, unit)
         assert projection is not None
-        step, unit = _normal((high - low) / 15)
-        values = _coded(keys, below, low, step * unit, 0, 15, np.uint8)
-        whole, scale = _whole(projection.queries)
+        step, unit = normal_steps((high - low) / 15)
+        values = coded(keys, below, low, step * unit, 0, 15, np.uint8)
+        whole, scale = whole_projection(projection.queries)
         spare = -len(step) % 4  # codes are read four values at a time
         values = np.pad(values, ((0, 0), (0, spare)))
         return cls(
@@ -116,6 +123,7 @@ class GraphStore:
             unit,
             np.pad(whole, ((0, spare), (0, 0))),
             np.pad(scale, (0, spare)),
+            np.pad(np.column_stack([projection.keys, low]).astype(np.float32), ((0, spare), (0, 0))),
         )
 
     @property
@@ -140,6 +148,7 @@ class GraphStore:
         margin: float | None,
         threads: int | None = None,
         width: int | None = None,
+        allowed: NDArray[Any] | None = None,
     ) -> tuple[Floats, Ids, Ids]:
         """Scores [m, k], ids [m, k], and how many keys were visited, scored and scored again, [m, 3].
 
@@ -147,21 +156,53 @@ class GraphStore:
             x: queries [m, d] of norms near 1, float32 and contiguous.
             margin: in scores of a query of norm 1; None scores every key.
             width: keys kept while walking, at most; with an infinite margin this alone is the effort.
+            allowed: which keys may be results, bool or uint8 [n]; all, if None. The walk goes through the
+                others, and the margin is measured from those that are allowed. Where it finds fewer than
+                there are, or becomes dearer than that, all that are allowed are scored.
         """
+        if allowed is not None:
+            return self._search_allowed(x, k, margin, threads, width, allowed_keys(allowed, self.n))
         m = len(x)
         if margin is None or k > min(MOST_RESULTS, self.n // 4):
             scores, ids = top_of_rows(self.keys, x, k, EXACT_BYTES)
             return scores, ids, np.tile(np.array([self.n, self.n, 0]), (m, 1))
-        scores, ids, counts = (
-            np.empty((m, k), np.float32),
-            np.empty((m, k), np.int64),
-            np.empty((m, 3), np.int64),
-        )
+        scores, ids, counts = _results(m, k)
         depth = max(k, TOP)
         threads = 1 if m < FEW else threads or threads_allowed()
         search, unit, refine = self._walk
         width = max(depth + 1, width or max(WIDTH, 8 * depth))
-        search(x, depth, width, margin / unit, refine, threads, scores, ids, counts)
+        search(x, depth, width, margin / unit, refine, threads, scores, ids, counts, EVERY, 0, 0)
+        return scores, ids, counts
+
+    def _search_allowed(
+        self,
+        x: Floats,
+        k: int,
+        margin: float | None,
+        threads: int | None,
+        width: int | None,
+        allowed: NDArray[np.uint8],
+    ) -> tuple[Floats, Ids, Ids]:
+        """`search` where some keys may not be results, [n] of 0 and 1."""
+        m, matches, depth = len(x), int(np.count_nonzero(allowed.view(bool))), max(k, TOP)
+        least = max(WIDTH, 8 * depth)
+        effort = effort_for(self.n, matches, depth, m, least)
+        scores, ids, counts = _results(m, k)
+        if margin is None or k > min(MOST_RESULTS, matches // 4) or effort is None:
+            exact_search(self.keys, x, allowed, scores, ids, EXACT_BYTES)
+            counts[:] = [matches, matches, 0]
+            return scores, ids, counts
+        threads = 1 if m < FEW else threads or threads_allowed()
+        search, unit, refine = self._walk
+        wide, visits = max(depth + 1, width or effort[0]), effort[1]
+        limits = (allowed, max(depth + 1, least), visits)
+        search(x, depth, wide, margin / unit, refine, threads, scores, ids, counts, *limits)
+        lacking = np.flatnonzero((ids[:, -1] < 0) | (counts[:, 0] >= visits))  # matches > k
+        if len(lacking):
+            best = _results(len(lacking), k)
+            exact_search(self.keys, x[lacking], allowed, best[0], best[1], EXACT_BYTES)
+            scores[lacking], ids[lacking] = best[:2]
+            counts[lacking, 1 if self.storage == "flat" else 2] += matches
         return scores, ids, counts
 
     def flops(self, counts: Ids) -> Ids:
@@ -186,47 +227,47 @@ class GraphStore:
 
     @cached_property
     def _walker(self) -> Any:
-        """What walks: compiled, with the codes of neighbours beside each other, or in numpy."""
-        keys = np.ascontiguousarray(self.keys)
-        largest = _largest_norm(keys) if self.storage == "flat" else 0.0
-        projection = np.zeros((0, self.d), np.int8) if self.projection is None else self.projection
-        codes: NDArray[Any] = np.zeros(0, np.uint8) if self.codes is None else self.codes
-        if native.compiled is None:
-            parts = (self.neighbours, self.entries, keys, self.storage, codes, self.step)
-            return NumpyWalker(*parts, projection, self.scale, largest)
-        spare, aligned = -self.neighbours.shape[1] % BLOCK, -self.d % 32
-        neighbours = (
-            np.pad(self.neighbours, ((0, 0), (0, spare)), constant_values=-1) if spare else self.neighbours
-        )
-        degree = neighbours.shape[1]
-        entries = np.pad(self.entries, (0, -len(self.entries) % degree), constant_values=-1)
-        if self.storage == "lean":
-            rows = len(neighbours) + len(entries) // degree
-            blocks = np.empty((rows, degree * self.r // 2), np.uint8)
-            threads = threads_allowed()
-            native.compiled.pack(codes, np.ascontiguousarray(neighbours), threads, blocks[: self.n])
-            native.compiled.pack(codes, entries.reshape(-1, degree), threads, blocks[self.n :])
-            codes = blocks
-        else:
-            codes = codes.view(np.uint8)
-        offset = 128 * projection.sum(axis=1, dtype=np.float32)
-        padded = np.pad(projection, ((0, 0), (0, aligned)))
-        numbers = (NUMBERS[self.storage], codes, self.r, self.step, padded, self.scale, offset, largest)
-        return native.compiled.Walker(np.ascontiguousarray(neighbours), entries, keys, *numbers)
+        return walker_of(self)
+
+    def with_added(self, keys: Floats) -> "GraphStore":
+        """A store with more keys, float32 [m, d], numbered from n on; see `amips.index.graph_growth`.
+
+        This one stays as it is, and may be searched by other threads meanwhile. One thread at a time adds.
+        """
+        return grown(self, keys)
+
+    def compacted(self, kept: NDArray[np.integer[Any]]) -> "GraphStore":
+        """A store of the keys `kept` alone, ascending numbers [m], which become 0 ... m - 1."""
+        return compacted(self, kept)
+
+    @property
+    def lists(self) -> NDArray[np.int32]:
+        """The neighbours, without keys that were added after this store was made."""
+        return self.neighbours if self.growing is None else known_lists(self.neighbours, self.n)
 
     def save(self, directory: Path) -> list[str]:
         """Write the files above; their names."""
-        for file in GRAPH_FILES[self.storage]:
-            save_npy(directory / file, getattr(self, file.removesuffix(".npy")))
-        return list(GRAPH_FILES[self.storage])
+        files = [*GRAPH_FILES[self.storage], *([] if self.coding is None else [CODING])]
+        for file in files:
+            name = file.removesuffix(".npy")
+            save_npy(directory / file, self.lists if name == "neighbours" else getattr(self, name))
+        return files
 
     @classmethod
-    def load(cls, directory: Path, storage: GraphStorage, mmap: bool, finite: bool = True) -> "GraphStore":
+    def load(
+        cls,
+        directory: Path,
+        storage: GraphStorage,
+        mmap: bool,
+        finite: bool = True,
+        coding: bool | None = None,
+    ) -> "GraphStore":
         """Read what `save` wrote and check it: no walk leaves the arrays, whatever is in the files.
 
         Args:
             mmap: leave float32 keys on disk.
             finite: whether keys that are left on disk are looked at for NaN and infinite values.
+            coding: whether `coding.npy` is to be read; if it is there, if None.
         """
 
         def read(name: str, dtype: Any, *shape: int | None) -> NDArray[Any]:
@@ -265,27 +306,25 @@ class GraphStore:
         projection, scale = read("projection", np.int8, r, d), read("scale", np.float32, r)
         if np.abs(projection.astype(np.int16)).max() > LARGEST_WHOLE:
             raise BundleError(f"{directory / 'projection.npy'} is damaged: its numbers are too large")
-        return make(storage, neighbours, entries, keys, codes, step, unit, projection, scale)
+        there = (directory / CODING).exists() if coding is None else coding
+        matrix = read("coding", np.float32, r, d + 1) if there else None
+        return make(storage, neighbours, entries, keys, codes, step, unit, projection, scale, matrix)
 
     def __reduce__(self) -> Any:
         """For pickle: opened again where keys stay on disk and still are there, otherwise the arrays."""
         if self.directory is not None and self.directory.is_dir():
             return GraphStore.load, (self.directory, self.storage, True, False)
-        values = [getattr(self, one.name) for one in fields(self)[:-1]]
-        return GraphStore, (*values[:3], np.asarray(self.keys), *values[4:])
+        parts = {one.name: getattr(self, one.name) for one in fields(self)[:-2]}
+        parts |= {"neighbours": self.lists, "keys": np.asarray(self.keys)}
+        return GraphStore, tuple(parts.values())
+
+
+def _results(m: int, k: int) -> tuple[Floats, Ids, Ids]:
+    """Places for the results of m queries: scores [m, k], ids [m, k], counts [m, 3]."""
+    return np.empty((m, k), np.float32), np.empty((m, k), np.int64), np.empty((m, 3), np.int64)
 
 
 MOST_KEYS, MOST_VALUES = 1 << 30, 2048
-NORM_ROWS = 1 << 14  # keys whose norms are taken at a time
-LARGEST_WHOLE = 63  # of the projection: products of two with bytes fit into 16 bits together
-
-
-def _largest_norm(keys: Floats) -> float:
-    """The largest norm of the keys that have one: what is not finite says nothing about the others."""
-    blocks = (keys[low : low + NORM_ROWS] for low in range(0, len(keys), NORM_ROWS))
-    with np.errstate(all="ignore"):
-        norms = [unit_rows(block)[1] for block in blocks]
-    return float(max(one[np.isfinite(one)].max(initial=0) for one in norms))
 
 
 def check_graph_size(n: int, dimensions: int | None = None) -> None:
@@ -294,49 +333,3 @@ def check_graph_size(n: int, dimensions: int | None = None) -> None:
         raise AmipsError(f"dimensions={dimensions}: codes of a graph have {MOST_VALUES} at most")
     if not 1 < n < MOST_KEYS:
         raise AmipsError(f"a graph has between 2 and {MOST_KEYS:,} keys, got {n:,}")
-
-
-def _range(
-    keys: Vectors, below: Floats | None, wanted: NDArray[np.integer[Any]] | None
-) -> tuple[Floats, Floats]:
-    """The values of each dimension that codes must span, least and largest, both [r].
-
-    Of keys in general and of those that queries want: where norms differ, these are the large ones.
-    """
-    rng = np.random.default_rng(0)
-    every = np.sort(rng.choice(keys.n, min(keys.n, SAMPLE), replace=False))
-    samples = [every]
-    if wanted is not None and wanted.size:
-        samples.append(np.sort(rng.choice(np.asarray(wanted).ravel(), min(wanted.size, SAMPLE))))
-    ends = []
-    for ids in samples:
-        rows = keys.take(ids)
-        rows = rows if below is None else rows @ below.T
-        ends.append(np.quantile(rows, [TAIL, 1 - TAIL], axis=0).astype(np.float32))
-    return np.min([one[0] for one in ends], axis=0), np.max([one[1] for one in ends], axis=0)
-
-
-def _normal(step: NDArray[np.floating[Any]]) -> tuple[Floats, Floats]:
-    """Steps divided by a power of two, so that the largest is near 1, and that power, [1]."""
-    exponent = int(np.frexp(step.max(initial=0))[1])
-    return np.ldexp(step, -exponent).astype(np.float32), np.ldexp(np.ones(1, np.float32), exponent)
-
-
-def _coded(
-    keys: Vectors, below: Floats | None, low: Floats, step: Floats, least: int, most: int, dtype: Any
-) -> NDArray[Any]:
-    """Keys [n, r] as whole numbers: (y - low) / step, within least..most."""
-    out = np.empty((keys.n, len(step)), dtype)
-    divisor = np.where(step > 0, step, 1)
-    for start, block in keys.blocks():
-        values = block if below is None else block @ below.T
-        whole = np.rint((values - low) / divisor)
-        out[start : start + len(block)] = np.where(step > 0, np.clip(whole, least, most), 0)
-    return out
-
-
-def _whole(projection: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """A projection [r, d] as small whole numbers, and what one of each row stands for, [r]."""
-    largest = np.abs(projection).max(axis=1)
-    scale = np.where(largest > 0, largest / LARGEST_WHOLE, 1).astype(np.float32)
-    return np.rint(projection / scale[:, None]).astype(np.int8), scale

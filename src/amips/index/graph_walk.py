@@ -9,7 +9,7 @@ Scores are whole numbers. Of "lean", x is multiplied by a projection of small wh
 the step of its codes, at a scale at which sums of products with 4-bit codes fit into 16 bits.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,10 @@ def values_of_codes(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class NumpyWalker:
-    """The arguments of the compiled `Walker`, and its `search`."""
+    """The arguments of the compiled `Walker`, and its `search`.
+
+    Lists of neighbours may name keys that are not there yet: those are passed over.
+    """
 
     neighbours: NDArray[np.int32]
     entries: NDArray[np.int32]
@@ -61,10 +64,18 @@ class NumpyWalker:
         scores: Floats,
         ids: NDArray[np.int64],
         counts: NDArray[np.int64],
+        allowed: NDArray[np.uint8],
+        results: int,
+        visits: int,
     ) -> None:
-        """Walk for each query [m, d]; scores [m, k], ids [m, k] and counts [m, 3] are written."""
+        """Walk for each query [m, d]; scores [m, k], ids [m, k] and counts [m, 3] are written.
+
+        `allowed` [n] says which keys may be results, empty if all may; then of those `results` are kept, and
+        a walk ends after so many `visits`.
+        """
+        limits = (allowed, results, visits) if len(allowed) else None
         for row in range(len(x)):
-            best, counts[row] = self._walk(x[row], ids.shape[1], depth, width, margin, refine)
+            best, counts[row] = self._walk(x[row], ids.shape[1], depth, width, margin, refine, limits)
             with np.errstate(invalid="ignore"):
                 true = (self.keys[best] * x[row]).sum(axis=1)  # a product would round equal keys differently
             order = np.lexsort((best, -true))[: ids.shape[1]]
@@ -72,31 +83,67 @@ class NumpyWalker:
             scores[row, : len(order)], ids[row, : len(order)] = true[order], best[order]
 
     def _walk(
-        self, x: Floats, k: int, depth: int, width: int, margin: float, refine: float
+        self,
+        x: Floats,
+        k: int,
+        depth: int,
+        width: int,
+        margin: float,
+        refine: float,
+        limits: tuple[NDArray[np.uint8], int, int] | None,
     ) -> tuple[NDArray[np.int64], tuple[int, int, int]]:
         """The keys to score again, and how many were visited, scored, and are scored again."""
         query, units = self._prepared(x)
         wide = margin * float(np.sqrt(np.dot(x, x))) * units
         below = int(wide) if wide < WIDEST else WIDEST
+        best, counted = self._pool(query, units, self.neighbours, depth, width, below, limits)
+        count = len(best) if len(best) <= depth else min(len(best), k)
+        if len(best) > depth:
+            bound = -best[depth - 1][0] - int(FLOAT(refine) * FLOAT(below))
+            while count < len(best) and -best[count][0] >= bound:
+                count += 1
+        return np.array([-entry[1] for entry in best[:count]], np.int64), (*counted, count)
+
+    def nearest(self, x: Floats, width: int, neighbours: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The best keys of a walk along other lists that keeps `width`, best first.
+
+        Of "lean" x is not a query but what codes are multiplied with.
+        """
+        query, units = self._rounded(x) if self.storage == "lean" else self._prepared(x)
+        pool, _ = self._pool(query, units, neighbours, width + 1, width, WIDEST, None)
+        return np.array([-entry[1] for entry in pool], np.int64)
+
+    def _pool(
+        self,
+        query: NDArray[Any],
+        units: float,
+        neighbours: NDArray[np.int32],
+        depth: int,
+        width: int,
+        below: int,
+        limits: tuple[NDArray[np.uint8], int, int] | None,
+    ) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+        """(-score, -id) of the best keys, of those that may be results; how many were visited and scored."""
         pool: list[tuple[int, int]] = []  # (-score, -id) of the best keys, best first
+        some: list[tuple[int, int]] = []  # and of the best that may be results
+        best = pool if limits is None else some
         scored, flags = 0, dict[int, int]()  # 1: fetched, 2: visited
 
         def take(keys: NDArray[np.int32], most: int, bound: int) -> None:
             nonlocal scored
             keys = keys[keys >= 0]
             scored += len(keys)
+            keys = keys[keys < len(neighbours)]
             values = self._scores(query, units, keys)
             entries = sorted((-int(s), -int(i)) for s, i in zip(values, keys, strict=True) if s >= bound)
             for entry in entries[:most]:
-                place = bisect_left(pool, entry)
-                if place < len(pool) and pool[place] == entry:
-                    continue
-                insort(pool, entry)
-                del pool[width:]
+                _insert(pool, entry, width)
+                if limits is not None and limits[0][-entry[1]]:
+                    _insert(some, entry, limits[1])
 
         def floor() -> int:
             full = -pool[-1][0] if len(pool) == width else -(1 << 31)
-            return full if len(pool) < depth else max(full, -pool[depth - 1][0] - below)
+            return full if len(best) < depth else max(full, -best[depth - 1][0] - below)
 
         take(self.entries, STARTS, -(1 << 31))
         visited, every = 0, len(self.entries) <= STARTS
@@ -108,18 +155,15 @@ class NumpyWalker:
                 continue
             if not waiting or (visited and -waiting[0][0] < floor()):
                 break
+            if limits is not None and visited == limits[2]:
+                break
             ahead = [-entry[1] for entry in waiting[:AHEAD]]
             key = next((one for one in ahead if one in flags), ahead[0])
             flags.update({one: max(1, flags.get(one, 0)) for one in ahead})
             flags[key] = 2
             visited += 1
-            take(self.neighbours[key], width, floor())
-        count = len(pool) if len(pool) <= depth else min(len(pool), k)
-        if len(pool) > depth:
-            bound = -pool[depth - 1][0] - int(FLOAT(refine) * FLOAT(below))
-            while count < len(pool) and -pool[count][0] >= bound:
-                count += 1
-        return np.array([-entry[1] for entry in pool[:count]], np.int64), (visited, scored, count)
+            take(neighbours[key], width, floor())
+        return best, (visited, scored)
 
     def _prepared(self, x: Floats) -> tuple[NDArray[Any], float]:
         """The query as whole numbers (as it is for "flat"), and how many units a true score of 1 has."""
@@ -132,7 +176,10 @@ class NumpyWalker:
             return np.rint(stepped * unit).astype(np.int64), float(unit)
         unit = FLOAT(127) / max(FLOAT(1e-30), np.abs(x).max())
         whole = self.projection.astype(np.int64) @ (np.rint(x * unit).astype(np.int64))
-        values = whole.astype(np.float32) * self.scale * self.step / unit
+        return self._rounded(whole.astype(np.float32) * self.scale * self.step / unit)
+
+    def _rounded(self, values: Floats) -> tuple[NDArray[Any], float]:
+        """What codes of "lean" are multiplied with, as whole numbers, and how many units 1 has."""
         up, down = np.maximum(values, 0).sum() + FLOAT(1e-30), np.maximum(-values, 0).sum() + FLOAT(1e-30)
         room = FLOAT(32767) / FLOAT(15) - FLOAT(0.5) * FLOAT(len(values))
         times = min(FLOAT(127) / max(FLOAT(1e-30), np.abs(values).max()), room / max(up, down))
@@ -149,3 +196,11 @@ class NumpyWalker:
             rows = values_of_codes(rows)
         result: NDArray[np.int64] = rows.astype(np.int64) @ query
         return result
+
+
+def _insert(pool: list[tuple[int, int]], entry: tuple[int, int], width: int) -> None:
+    """Put an entry into its place, unless it is there; `width` are kept."""
+    place = bisect_left(pool, entry)
+    if place == len(pool) or pool[place] != entry:
+        pool.insert(place, entry)
+        del pool[width:]

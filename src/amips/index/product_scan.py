@@ -1,11 +1,13 @@
-"""Scanning cells by matrix products: the keys of a cell times all queries that probe it."""
+"""Scanning float32 keys by cell: times all queries that probe a cell, or query by query from disk."""
 
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.index.top_keys import TopKeys, narrow_type
+from amips.blas import faiss
+from amips.index.key_mask import KeyMask
+from amips.index.top_keys import TopKeys, best_of, narrow_type, reaching
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
@@ -50,9 +52,46 @@ def scan_by_product(
             if sizes[cell] == 0:
                 continue
             keys, ids = keys_of(int(cell))
+            if not len(ids):  # no key of it is allowed
+                continue
             step = max(1, min(PRODUCT_BLOCK, tile_bytes // (4 * len(ids))))
             for first in range(low, high, step):
                 rows = rows_by_cell[first : min(first + step, high)]
                 best.take(rows, x[rows] @ keys.T, ids)
         best.compact()
     return best.finish()
+
+
+def scan_each(
+    x: Floats,
+    cells: Ids,
+    k: int,
+    sizes: Ids,
+    entries: Ids,
+    rows: Floats,
+    *,
+    twice: bool,
+    allowed: KeyMask | None = None,
+) -> tuple[Floats, Ids]:
+    """The same query by query, of keys on disk, of which only the probed cells are read.
+
+    Args:
+        entries, rows: the keys of the cells, one after the other: their ids [e], and themselves [e, d].
+        allowed: the keys that may be results; all, if None.
+    """
+    best = np.full((len(x), k), -np.inf, np.float32), np.full((len(x), k), -1, np.int64)
+    x, starts = np.ascontiguousarray(x, np.float32), np.append(0, np.cumsum(sizes))
+    for row, probed in enumerate(cells):
+        counts = sizes[chosen := probed[probed >= 0]]
+        if not counts.any():
+            continue
+        ends = np.cumsum(counts)
+        places = np.repeat(starts[chosen] + counts - ends, counts) + np.arange(ends[-1])
+        if allowed is not None:
+            places = places[allowed.keys[entries[places]]]
+        scores = np.empty(len(places), np.float32)
+        pointers = [faiss.swig_ptr(a) for a in (scores, x[row], rows, places)]
+        faiss.fvec_inner_products_by_idx(*pointers, x.shape[1], 1, len(places))
+        scores, ids = reaching(scores, entries[places], k, twice=twice)
+        best[0][row : row + 1], best[1][row : row + 1] = best_of(scores[None], ids[None], k)
+    return best

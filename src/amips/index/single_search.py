@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips import native
+from amips.errors import AmipsError
 from amips.index.faiss_store import FaissCellStore
+from amips.index.graph_filter import EVERY, allowed_keys
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
@@ -27,37 +29,61 @@ class SingleSearch:
         store: of storage "flat" or "lean".
         factors: of a linear router, W [c, r] and A [r, d] or None (`amips.routers.Router.factors`); without
             them the scores of the cells come with each query.
+        added: keys that were added later, in the same cells and with the same codes; their numbers follow
+            those of the store. Cells are chosen by what both hold.
     """
 
-    def __init__(self, store: FaissCellStore, factors: "tuple[Floats, Floats | None] | None") -> None:
+    def __init__(
+        self,
+        store: FaissCellStore,
+        factors: "tuple[Floats, Floats | None] | None",
+        added: FaissCellStore | None = None,
+    ) -> None:
         self.routed = factors is not None
-        self._inputs = store, factors
+        self.n = store.n + (0 if added is None else added.n)
+        self._inputs = store, factors, added
         weights, below = factors or (NOTHING, None)
-        coded = store.storage == "lean"
-        book, projection = store.codebook, store.projection
-        arrays = [store.keys if coded else None, projection, None if book is None else book[:, :, 0]]
+        parts = [store] if added is None else [store, added]
+        arrays = [store.projection, None if store.codebook is None else store.codebook[:, :, 0]]
         self._native = native.compiled.Scanner(
-            store,
-            store.addresses,
-            store.starts,
-            np.ascontiguousarray(store.entries, np.int64),
+            len(store.sizes),
             store.d,
             *(NOTHING if array is None else _plain(array) for array in arrays),
-            store.second is not None,
+            any(part.second is not None for part in parts),
             _plain(weights),
             NOTHING if below is None else _plain(below),
         )
+        for part, first in zip(parts, (0, store.n), strict=False):
+            entries = np.ascontiguousarray(part.entries, np.int64)
+            keys = NOTHING if part.keys is None or part.storage == "flat" else _plain(part.keys)
+            self._native.part(part, part.addresses, part.starts, entries, keys, first)
 
     @classmethod
-    def of(cls, store: Any, factors: "tuple[Floats, Floats | None] | None") -> "SingleSearch | None":
-        """What searches this store; None if nothing is compiled for it."""
+    def of(
+        cls,
+        store: Any,
+        factors: "tuple[Floats, Floats | None] | None",
+        added: FaissCellStore | None = None,
+    ) -> "SingleSearch | None":
+        """What searches this store, and keys that were added; None if nothing is compiled for it."""
         if native.compiled is None or not isinstance(store, FaissCellStore):
             return None
-        if store.storage == "lean":
-            keys = store.keys
-            plain = keys is not None and keys.dtype == np.float32 and keys.flags.c_contiguous
-            return cls(store, factors) if plain else None
-        return cls(store, factors) if store.storage == "flat" else None
+        if added is not None and added.n == 0:
+            added = None
+        for part in (store, *([] if added is None else [added])):
+            if part.storage not in ("flat", "lean"):
+                return None
+            keys = part.keys
+            if part.storage == "lean" and (
+                keys is None or keys.dtype != np.float32 or not keys.flags.c_contiguous
+            ):
+                return None
+        if added is not None and (added.storage, added.centroids.shape) != (
+            store.storage,
+            store.centroids.shape,
+        ):
+            raise AmipsError("added keys are in other cells, or in another storage")
+        return cls(store, factors, added)
 
     def __reduce__(self) -> Any:
         """For pickle: made again of the store, or None where nothing is compiled."""
@@ -73,6 +99,7 @@ class SingleSearch:
         temperature: float,
         min_mass: float,
         keys: int,
+        allowed: NDArray[Any] | None = None,
     ) -> tuple[Floats, Ids]:
         """The k best keys of x [1, d], of a norm near 1: scores [1, k] and key numbers [1, k].
 
@@ -81,10 +108,12 @@ class SingleSearch:
             candidates: entries that are scored again.
             probes: cells to scan; 0 for those that hold `min_mass` (`amips.routers.cells_above`).
             keys: that the cells hold at least, by mass.
+            allowed: which keys may be results, bool or uint8 [n]; all, if None.
         """
         best, ids = np.empty((1, k), np.float32), np.empty((1, k), np.int64)
         cell_scores = NOTHING if scores is None else _plain(scores)
-        self._native.search(x, cell_scores, probes, temperature, min_mass, keys, candidates, best, ids)
+        some = EVERY if allowed is None else allowed_keys(allowed, self.n)
+        self._native.search(x, cell_scores, probes, temperature, min_mass, keys, candidates, best, ids, some)
         return best, ids
 
 

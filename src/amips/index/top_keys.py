@@ -120,13 +120,20 @@ def cell_products(centers: Floats, x: Floats, cells: Ids, block_bytes: int) -> F
     return products
 
 
-def top_of_rows(keys: Floats, x: Floats, k: int, block_bytes: int) -> tuple[Floats, Ids]:
-    """The k best of all keys [n, d] by <x, y>, scores [m, k] and ids [m, k]; so many bytes at a time."""
+def top_of_rows(
+    keys: Floats, x: Floats, k: int, block_bytes: int, allowed: NDArray[Any] | None = None
+) -> tuple[Floats, Ids]:
+    """The k best of all keys [n, d] by <x, y>, scores [m, k] and ids [m, k]; so many bytes at a time.
+
+    `allowed` [n] says which keys may be results; all, if None.
+    """
     best, rows = TopKeys(len(x), k), np.arange(len(x))
     step = max(1, block_bytes // (4 * max(len(x), keys.shape[1])))
-    for low in range(0, len(keys), step):
-        block = keys[low : low + step]
-        best.take(rows, x @ block.T, np.arange(low, low + len(block)))
+    some = None if allowed is None else np.flatnonzero(allowed)
+    for low in range(0, len(keys) if some is None else len(some), step):
+        ids = np.arange(low, min(low + step, len(keys))) if some is None else some[low : low + step]
+        block = keys[low : low + step] if some is None else keys[ids]
+        best.take(rows, x @ block.T, ids)
     return best.finish()
 
 

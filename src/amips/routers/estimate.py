@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.routers.routers import Router
-from amips.routers.stopping import fit_temperature, holds_mass, least_keys, masses
+from amips.routers.stopping import fit_temperature, holds_mass, keys_in, least_keys, masses
 from amips.vectors import Floats
 
-BLOCK_FLOATS = 1 << 24
+BLOCK_FLOATS = 1 << 22
+ROWS = 64  # queries whose cells are sorted at a time
 
 
 @dataclass(frozen=True)
@@ -77,25 +78,38 @@ class RoutingEstimate:
         return masses(self.scores, self.temperature)
 
     @cached_property
-    def _ordered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _ordered(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The place of each top key's cell in its query's order, and the keys scanned up to each place."""
-        order = np.argsort(-self.scores, axis=1, kind="stable")
-        place = np.empty_like(order)
-        np.put_along_axis(place, order, np.broadcast_to(np.arange(order.shape[1]), order.shape), axis=1)
-        return self._either(place, np.minimum, order.shape[1]), np.cumsum(self.sizes[order], axis=1)
+        m, c = self.scores.shape
+        places, scanned = np.empty(self.top_cells.shape, np.int64), np.empty((m, c), np.int32)
+        for low in range(0, m, ROWS):  # a row of whole numbers takes more than one of scores
+            rows = slice(low, low + ROWS)
+            order = np.argsort(-self.scores[rows], axis=1, kind="stable")
+            place = np.empty_like(order)
+            np.put_along_axis(place, order, np.broadcast_to(np.arange(c), order.shape), axis=1)
+            places[rows] = self._either(place, np.minimum, c, rows)
+            scanned[rows] = np.cumsum(self.sizes[order], axis=1)
+        return places, scanned
 
-    def _either(self, values: NDArray[Any], better: Callable[..., NDArray[Any]], none: Any) -> NDArray[Any]:
+    def _either(
+        self,
+        values: NDArray[Any],
+        better: Callable[..., NDArray[Any]],
+        none: Any,
+        rows: slice = slice(None),
+    ) -> NDArray[Any]:
         """Of values of the cells [m, c] those of the top keys' cells, [m, k]; of two cells the better."""
-        first = np.take_along_axis(values, self.top_cells, axis=1)
+        first = np.take_along_axis(values, self.top_cells[rows], axis=1)
         if self.second is None:
             return first
-        other = np.take_along_axis(values, np.maximum(self.second, 0), axis=1)
-        return better(first, np.where(self.second >= 0, other, none))
+        second = self.second[rows]
+        other = np.take_along_axis(values, np.maximum(second, 0), axis=1)
+        return better(first, np.where(second >= 0, other, none))
 
     def at_probes(self, probes: int) -> Probing:
         """With the same number of cells for every query."""
         places, scanned = self._ordered
-        return Probing(places < probes, np.full(len(places), probes), scanned[:, probes - 1])
+        return Probing(places < probes, np.full(len(places), probes), scanned[:, probes - 1].astype(np.int64))
 
     def probed(self, min_mass: float) -> NDArray[np.bool_]:
         """Which cells are probed with a bound on the mass, [m, c]."""
@@ -105,7 +119,7 @@ class RoutingEstimate:
     def at_mass(self, min_mass: float) -> Probing:
         """With the cells of each query that hold at least this mass."""
         probed = self.probed(min_mass)
-        scanned = (probed @ self.sizes.astype(np.float64)).astype(np.int64)
+        scanned = keys_in(probed, self.sizes)
         return Probing(self._either(probed, np.logical_or, False), probed.sum(axis=1), scanned)
 
     def min_mass_for(self, recall: float) -> float:

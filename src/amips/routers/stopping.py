@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from amips.metrics import TOP
 from amips.vectors import Floats
 
+ROWS = 256  # queries whose cells are counted at a time
 STEP, LOWEST, HIGHEST = 1.1, -36, 24  # of the grid of temperatures, around the spread of the scores
 
 
@@ -35,6 +36,14 @@ def least_keys(k: int, twice: bool) -> int:
     As many for one result as for ten: the recall of a bound on the mass is measured of the top ten.
     """
     return max(k, TOP) * (2 if twice else 1)
+
+
+def keys_in(probed: NDArray[np.bool_], sizes: "NDArray[np.integer[Any]]") -> NDArray[np.int64]:
+    """How many keys the cells have that each query probes, [m], of cells of these sizes [c]."""
+    keys, floats = np.empty(len(probed), np.int64), sizes.astype(np.float64)
+    for low in range(0, len(probed), ROWS):  # numpy makes a float of each truth value
+        keys[low : low + ROWS] = probed[low : low + ROWS] @ floats
+    return keys
 
 
 def holds_mass(
@@ -54,7 +63,7 @@ def holds_mass(
     probed[np.arange(len(scores)), scores.argmax(axis=1)] = True
     if sizes is None:
         return probed
-    short = np.flatnonzero(probed @ sizes.astype(np.float64) < keys)
+    short = np.flatnonzero(keys_in(probed, sizes) < keys)
     if len(short):
         order = np.argsort(-scores[short], axis=1, kind="stable")
         before = np.cumsum(sizes[order], axis=1) - sizes[order]

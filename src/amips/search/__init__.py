@@ -1,10 +1,16 @@
 """Learned search: the object a user holds, what is known of its recall, and the bundle it is saved in."""
 
+from amips.search.adapting import Adaptation, safer
+from amips.search.applying import compacted, live_keys
+from amips.search.attributes import Attributes, read_table
 from amips.search.auditing import Audit, Recall, audit, effort_in_words
-from amips.search.bundle import load, save
+from amips.search.bundle import read_index, save
 from amips.search.bundle_directory import TEXT_MANIFEST, bundle_stamp, check_bundle_place, read_bundle
+from amips.search.bundle_state import Opened
 from amips.search.bundle_texts import TEXTS, read_texts, write_texts
 from amips.search.cost import Cost
+from amips.search.drift import FALSE_ALARMS, Comparison, Drift, Reference, growth
+from amips.search.drop_in_search import DROP_IN_CANDIDATES
 from amips.search.effort import effort_for
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.inputs import (
@@ -15,6 +21,8 @@ from amips.search.inputs import (
     restore_norms,
     split_norms,
 )
+from amips.search.living import Index
+from amips.search.loading import load
 from amips.search.measuring import (
     MARGINS,
     calibrated,
@@ -22,12 +30,16 @@ from amips.search.measuring import (
     estimate_routing,
     margin_ladder,
     measure,
+    measure_about,
     measure_margins,
     measure_masses,
+    near_target,
 )
 from amips.search.memory import DIMENSIONS, Memory
 from amips.search.memory_measuring import measure_index, measure_memory, with_memory
-from amips.search.memory_searcher import Index, MemorySearcher, plain_index, with_facts
+from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index, with_facts
+from amips.search.origin import Event, Origin
+from amips.search.placing import Demand, Placement, learn_placement
 from amips.search.points import (
     Point,
     all_found,
@@ -36,33 +48,57 @@ from amips.search.points import (
     mass_bounds,
     point_for,
     recalls,
+    served_point,
     surest_point,
 )
+from amips.search.query_log import KEEP_LOG, QueryLog, checked_keep_log
+from amips.search.refits import REFIT_MINUTES, Refit, register_refitter
 from amips.search.report import Objective, Report, Row, Trial, cost_in_words
-from amips.search.searcher import DROP_IN_CANDIDATES, Searcher
+from amips.search.searcher import Searcher
+from amips.search.selectivity import DEPTH_QUERIES
 from amips.search.signatures import Verified, sign, verify
 from amips.search.spill import checked_second, first_of, ranked, second_cells
+from amips.search.traffic import Traffic
+from amips.search.two_samples import holm, kolmogorov_smirnov
 from amips.search.wrapped import WrappedIndex
 from amips.search.wrapping import wrap
 
 __all__ = [
+    "DEPTH_QUERIES",
     "DIMENSIONS",
     "DROP_IN_CANDIDATES",
+    "FALSE_ALARMS",
+    "KEEP_LOG",
     "MARGINS",
+    "REFIT_MINUTES",
     "TEXTS",
     "TEXT_MANIFEST",
+    "Adaptation",
+    "Attributes",
     "Audit",
+    "Comparison",
     "Cost",
+    "Demand",
+    "Drift",
+    "Event",
     "GraphSearcher",
     "Index",
     "Memory",
     "MemorySearcher",
     "Objective",
+    "Opened",
+    "Origin",
+    "Placement",
     "Point",
+    "QueryLog",
     "Recall",
+    "Reference",
+    "Refit",
     "Report",
     "Row",
     "Searcher",
+    "Snapshot",
+    "Traffic",
     "Trial",
     "Verified",
     "WrappedIndex",
@@ -75,32 +111,46 @@ __all__ = [
     "check_bundle_place",
     "check_labels",
     "checked_k",
+    "checked_keep_log",
     "checked_probes",
     "checked_queries",
     "checked_second",
+    "compacted",
     "cost_in_words",
     "effort_for",
     "effort_in_words",
     "estimate_routing",
     "first_of",
+    "growth",
+    "holm",
+    "kolmogorov_smirnov",
     "ladder",
+    "learn_placement",
+    "live_keys",
     "load",
     "margin_ladder",
     "mass_bounds",
     "measure",
+    "measure_about",
     "measure_index",
     "measure_margins",
     "measure_masses",
     "measure_memory",
+    "near_target",
     "plain_index",
     "point_for",
     "ranked",
     "read_bundle",
+    "read_index",
+    "read_table",
     "read_texts",
     "recalls",
+    "register_refitter",
     "restore_norms",
+    "safer",
     "save",
     "second_cells",
+    "served_point",
     "sign",
     "split_norms",
     "surest_point",

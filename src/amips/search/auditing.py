@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from amips.arguments import check_choice, check_recall, check_seed, check_whole
 from amips.blas import threads as limit_threads
 from amips.errors import AmipsError
-from amips.index import FaissCellStore
+from amips.index import KeyMask, OwnCells
 from amips.metrics import TOP, mean_interval
 from amips.search.effort import Effort
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.inputs import checked_queries
-from amips.search.measuring import calibrated, calibrated_graph
+from amips.search.measuring import calibrated, calibrated_graph, scored_all
 from amips.search.memory_measuring import with_memory
-from amips.search.memory_searcher import Index, MemorySearcher, plain_index, with_facts
+from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index, with_facts
 from amips.search.points import Point, point_for, recalls
 from amips.search.searcher import Searcher
 from amips.tables import text_table
 from amips.task import Split
-from amips.vectors import Floats, Vectors, open_vectors, unit_rows
+from amips.vectors import Floats, Vectors, inspect, open_vectors, unit_rows
 
 SAMPLE = 500  # queries: recall@10 is then known to about a point
 SHOWN = 12  # operating points of a table, at most
@@ -59,8 +59,9 @@ class Audit:
         points: recall and cost of other efforts on these queries, from cheap to dear.
         needed: the cheapest of them that has the target with 95 % confidence.
         full_scan: FLOPs of scoring every key.
-        index: the index with the points of these queries, so that it keeps its recall on such; `save` it to
-            make that last.
+        index: the index with the points of these queries, so that it keeps its recall on such;
+            `Index.adopt` makes that last.
+        matches: keys that the filter let through, if there was one.
     """
 
     queries: int
@@ -73,7 +74,8 @@ class Audit:
     points: list[Point]
     needed: Point
     full_scan: float
-    index: Index = field(repr=False, compare=False)
+    index: Snapshot = field(repr=False, compare=False)
+    matches: int | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -134,7 +136,7 @@ def effort_in_words(point: Point) -> str:
 
 
 def audit(
-    index: Index,
+    index: Snapshot,
     queries: Any,
     *,
     sample: int = SAMPLE,
@@ -142,6 +144,7 @@ def audit(
     seed: int = 0,
     on_bad: Literal["error", "skip"] = "error",
     threads: int | None = None,
+    allowed: KeyMask | None = None,
 ) -> Audit:
     """Search for a sample of queries exactly: what recall the index has on them, and would have.
 
@@ -153,20 +156,26 @@ def audit(
         seed: of the draw.
         on_bad: a query that is not finite is an error, or ("skip") left out.
         threads: limit on them.
+        allowed: the keys that may be results, of a search behind a filter: only its recall and cost are told.
     """
     check_whole("sample", sample, 2)
     check_choice("on_bad", on_bad, ("error", "skip"))
     if not index.points or index.target_recall is None:
         raise AmipsError("nothing was measured on this index when it was made: there is nothing to audit")
     target = check_recall(index.target_recall if recall is None else recall)
-    split, total = _exact_split(index, queries, sample, check_seed(seed), on_bad, threads)
+    split, total = exact_split(index, queries, sample, check_seed(seed), on_bad, threads, allowed)
     x, top, plain = np.asarray(split.queries), np.asarray(split.top_ids), with_facts(index, labels=None)
     with limit_threads(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a recall that is out of reach: the audit tells
-        ids = plain.search(x, top.shape[1], recall=target, best_effort=True)[1]
-        flops = plain.cost(x, top.shape[1], recall=target, best_effort=True).flops
+        asked: Any = {"recall": target, "best_effort": True, "allowed": allowed}
+        ids = plain.search(x, top.shape[1], **asked)[1]
+        flops = plain.cost(x, top.shape[1], **asked).flops
         promised = point_for(index.points, target, TOP, best_effort=True)
-        now = _calibrated(plain, split, target)
+        if allowed is not None:
+            every = [scored_all(plain_index(plain), allowed.count)]
+            now = with_points(plain, every)
+        else:
+            now = _calibrated(plain, split, target)
         needed = point_for(now.points, target, TOP, best_effort=True)
     full = 2.0 * index.n * index.d
     return Audit(
@@ -181,10 +190,16 @@ def audit(
         needed=needed,
         full_scan=full,
         index=with_facts(now, labels=index.labels, report=None),  # which told of other queries
+        matches=None if allowed is None else allowed.count,
     )
 
 
-def _calibrated(index: Index, split: Split, target: float) -> Index:
+def with_points(index: Snapshot, points: list[Point]) -> Snapshot:
+    """The index with other points; a memory of the log is left out."""
+    return replace(plain_index(index), points=points)
+
+
+def _calibrated(index: Snapshot, split: Split, target: float) -> Snapshot:
     if isinstance(index, MemorySearcher):
         behind = plain_index(_calibrated(index.index, split, target))
         known = with_memory(behind, index.memory, split, target)
@@ -194,13 +209,14 @@ def _calibrated(index: Index, split: Split, target: float) -> Index:
     return calibrated(index, split, target)
 
 
-def _exact_split(
-    index: Index,
+def exact_split(
+    index: Snapshot,
     queries: Any,
     sample: int,
     seed: int,
     on_bad: Literal["error", "skip"],
     threads: int | None,
+    allowed: KeyMask | None = None,
 ) -> tuple[Split, int]:
     """A sample of the queries with their true top keys, and how many queries there were."""
     vectors = queries if isinstance(queries, Vectors) else open_vectors(queries, "queries", single=True)
@@ -208,13 +224,15 @@ def _exact_split(
         raise AmipsError(f"{vectors.name} has dimension {vectors.d}, this index needs {index.d}")
     if vectors.n < 2:
         raise AmipsError(f"{vectors.name} holds {vectors.n} query: a recall needs two at least")
+    if on_bad == "error":
+        inspect(vectors, zero="keep", any_norm=True)  # all of them: what is drawn is a matter of luck
     rows = np.sort(np.random.default_rng(seed).choice(vectors.n, min(sample, vectors.n), replace=False))
     x, bad = checked_queries(vectors.take(rows), index.d, on_bad)
     x, rows = unit_rows(x[~bad])[0], rows[~bad]
     if len(x) < 2:
         raise AmipsError(f"{vectors.name} has too few queries that are finite")
     with limit_threads(threads):
-        scores, ids = _every_key(plain_index(index), x)
+        scores, ids = _every_key(plain_index(index), x, allowed)
     nothing = np.empty((len(x), 0))
     return Split(
         open_vectors(x, "queries"),
@@ -226,12 +244,16 @@ def _exact_split(
     ), vectors.n
 
 
-def _every_key(index: Searcher | GraphSearcher, x: Floats) -> tuple[Floats, NDArray[np.int64]]:
+def _every_key(
+    index: Searcher | GraphSearcher, x: Floats, allowed: KeyMask | None = None
+) -> tuple[Floats, NDArray[np.int64]]:
     """The true top keys: scores and numbers [m, 10 or n], every key scored with the query."""
-    k = min(TOP, index.n)
+    k = min(TOP, index.n if allowed is None else allowed.count)
+    if k == 0:
+        raise AmipsError("no key matches the filter: there is nothing to audit")
     if isinstance(index, GraphSearcher):
-        return index.search_with(x, k, None)[:2]
-    if not isinstance(index.store, FaissCellStore):
+        return index.search_with(x, k, None, allowed=allowed)[:2]
+    if not isinstance(index.store, OwnCells):
         raise AmipsError("an audit needs the keys themselves: this index leaves them with another library")
     whole = Effort(index.c) if index.store.storage == "flat" else Effort(index.c, refine=0)
-    return index.search_with(x, k, whole)
+    return index.search_with(x, k, whole, allowed)

@@ -4,7 +4,10 @@
       manifest.json            what is here: versions, sizes, SHA-256, fingerprint, operating points
       data-<id>/
         sizes.npy, entries.npy, codes.npy, centroids.npy      the keys by cell, see `amips.index.cell_files`
-        [, codebook.npy, keys.npy] [, projection.npy] [, second.npy] [, labels.npy]
+        [, codebook.npy, keys.npy] [, projection.npy, keyprojection.npy] [, second.npy] [, labels.npy]
+        [, demand.npy]         where new keys go, see `amips.search.placing`
+        [, attributes.arrow]   of the keys, see `amips.search.attributes`
+        [, logtrain.npy ...]   a sample of the log, see `amips.search.query_log`
         [, model.json, model.safetensors]
         or neighbours.npy, entries.npy, keys.npy and codes of a graph, see `amips.index.graph_store`
         [, logged.npy ...]     a memory of the log, see `amips.search.memory`
@@ -17,50 +20,58 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.arguments import check_choice, check_flag, check_number, check_path, check_whole
+from amips.arguments import check_choice, check_flag, check_number, check_whole
 from amips.design import Design, GraphStorage, Storage, Structure
 from amips.errors import AmipsError, BundleError, RunError
-from amips.index import FILES, GRAPH_FILES, SECOND, FaissCellStore, GraphStore, read_array
+from amips.index import CODING, FILES, GRAPH_FILES, SECOND, FaissCellStore, GraphStore, read_array
 from amips.nets import DESCRIPTION, WEIGHTS, Model, load_model
 from amips.npy import save_npy
 from amips.routers import check_fits
+from amips.search.attributes import ATTRIBUTES, Attributes
 from amips.search.bundle_directory import (
     MANIFEST,
-    bundle_stamp,
     check_bundle_place,
     read_bundle,
     replace_bundle,
 )
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.memory import MEMORY_FILES, Memory
-from amips.search.memory_searcher import Index, MemorySearcher
+from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index
+from amips.search.origin import Origin
+from amips.search.placing import Placement, Rule
 from amips.search.points import Point
+from amips.search.query_log import LOG_FILES, QueryLog
 from amips.search.report import Report
 from amips.search.routing_kind import CENTROIDS, MODEL, ROUTINGS, manifest_targets, own_router, routing_of
 from amips.search.searcher import Searcher
+from amips.search.selectivity import Depth
 from amips.search.wrapped import OUTSIDE, WrappedIndex
 from amips.search.wrapping import open_wrapped
 from amips.signing import Trusted
 from amips.vectors import inspect, open_vectors
 
-LABELS = "labels.npy"
+LABELS, DEMAND = "labels.npy", "demand.npy"
 MOST = 1 << 48  # keys, dimensions and cells
 GATES_END = 1.01  # cosines end at 1, but for rounding
 FINGERPRINT = re.compile(r"([0-9a-f]{64})?")
 
 
-def save(searcher: Index, out: str | Path) -> None:
-    """Write a bundle, or replace one; a router of your own is not in it: `load` takes it as `model`."""
+def save(searcher: Snapshot, out: str | Path) -> None:
+    """Write a bundle, or replace one; a router of your own is not in it: `load` takes it as `model`.
+
+    Of an index from which keys were removed, compact it first (`amips.search.compacted`).
+    """
     check_bundle_place(out)
-    replace_bundle(out, lambda data: _write(searcher, data))
+    replace_bundle(out, lambda data: write_snapshot(searcher, data))
 
 
-def _write(searcher: Index, data: Path) -> tuple[dict[str, Any], list[str]]:
+def write_snapshot(searcher: Snapshot, data: Path) -> tuple[dict[str, Any], list[str]]:
+    """Write the files of an index into a data directory: what its manifest is to say, and their names."""
     files = searcher.store.save(data)
     if searcher.labels is not None:
         save_npy(data / LABELS, searcher.labels)
@@ -70,7 +81,14 @@ def _write(searcher: Index, data: Path) -> tuple[dict[str, Any], list[str]]:
         files += [DESCRIPTION, WEIGHTS]
     memory = searcher.memory if isinstance(searcher, MemorySearcher) else None
     files += [] if memory is None else memory.save(data)
-    plain = searcher.index if isinstance(searcher, MemorySearcher) else searcher
+    plain = plain_index(searcher)
+    placement = plain.placement if isinstance(plain, Searcher) else Placement()
+    if placement.demand is not None:
+        save_npy(data / DEMAND, placement.demand)
+        files.append(DEMAND)
+    files += [] if plain.attributes is None else plain.attributes.save(data)
+    origin = searcher.origin
+    files += [] if origin.log is None else origin.log.save(data)
     fields = {
         "n": searcher.n,
         "d": searcher.d,
@@ -80,43 +98,21 @@ def _write(searcher: Index, data: Path) -> tuple[dict[str, Any], list[str]]:
         "router": routing_of(searcher.model),
         "keys": searcher.fingerprint,
         "temperature": plain.temperature if isinstance(plain, Searcher) else 0.0,
+        "placement": placement.rule,
         "gate": None if memory is None else memory.gate,
         "points": [point.to_json() for point in searcher.points],
+        "depths": [depth.to_json() for depth in plain.depths] if isinstance(plain, Searcher) else [],
         "target_recall": searcher.target_recall,
         "design": None if searcher.design is None else searcher.design.to_json(),
         "report": None if searcher.report is None else searcher.report.to_json(),
+        "origin": origin.to_json(),
+        "log": origin.log is not None,
     }
     return fields, files
 
 
-@overload
-def load(
-    path: str | Path,
-    *,
-    index: None = None,
-    model: Any = None,
-    keys: Any = None,
-    mmap: bool = False,
-    verify: bool = True,
-    trusted: Trusted | None = None,
-) -> Index: ...
-
-
-@overload
-def load(
-    path: str | Path,
-    *,
-    index: Any,
-    model: Any = None,
-    keys: Any = None,
-    mmap: bool = False,
-    verify: bool = True,
-    trusted: Trusted | None = None,
-) -> WrappedIndex: ...
-
-
-def load(
-    path: str | Path,
+def read_index(
+    path: Path,
     *,
     index: Any = None,
     model: Any = None,
@@ -124,48 +120,19 @@ def load(
     mmap: bool = False,
     verify: bool = True,
     trusted: Trusted | None = None,
-) -> Index | WrappedIndex:
-    """Open a bundle.
-
-    Args:
-        path: the bundle directory.
-        index: for a bundle that `wrap(...).save` wrote, the FAISS index that it routes, or its file.
-        keys: the keys it is expected to hold, an array or a file: others are an error.
-        model: for a bundle of an index with a router of your own, that router: it is not in the bundle.
-        mmap: leave the float32 keys on disk, mapped into memory as they are needed; otherwise all is read.
-            The files must then stay as they are: one that is cut short while it is mapped ends the process.
-        verify: check the SHA-256 of every file before it is read. All else is always checked, but for NaN and
-            infinite values in keys that are left on disk.
-        trusted: public keys, one or several, each a file or PEM as bytes: a bundle that none of them signed
-            is an error (`amips sign`), and every file is verified.
-    """
-    path = check_path("path", path, error=BundleError)
-    mmap = check_flag("mmap", mmap, error=BundleError)
-    verify = check_flag("verify", verify, error=BundleError)
-    while True:
-        before = bundle_stamp(path)
-        try:
-            return _read(path, index, model, keys, mmap, verify or trusted is not None, trusted)
-        except (BundleError, FileNotFoundError) as problem:
-            if bundle_stamp(path) != before:
-                continue  # it was replaced while it was being read, and its old files are gone
-            if isinstance(problem, BundleError):
-                raise
-            raise BundleError(f"{problem.filename} is missing") from None
-
-
-def _read(
-    path: Path, index: Any, router: Any, keys: Any, mmap: bool, verify: bool, trusted: Trusted | None
-) -> Index | WrappedIndex:
-    manifest, data, listed = read_bundle(path, verify, trusted)
-    if manifest.get("storage") == OUTSIDE:
-        return open_wrapped(path, manifest, data, listed, index, router)
+    manifest: str = MANIFEST,
+) -> Snapshot | WrappedIndex:
+    """The index in a bundle as it was written, without what was changed since; arguments of `amips.load`."""
+    verify, router = verify or trusted is not None, model
+    stated, data, listed = read_bundle(path, verify, trusted, manifest)
+    if stated.get("storage") == OUTSIDE:
+        return open_wrapped(path, stated, data, listed, index, router)
     if index is not None:
         raise BundleError(f"{path} holds an index of its own: load it without index=")
-    facts = _bundle_facts(path, manifest)
+    facts = _bundle_facts(path, stated)
     graph = facts.structure == "graph"
     stored = (GRAPH_FILES if graph else FILES).get(facts.storage, [])
-    remembered = [] if facts.gate is None else MEMORY_FILES
+    remembered = ([] if facts.gate is None else MEMORY_FILES) + (LOG_FILES if facts.has_log else [])
     for needed in [*stored, *remembered, *([DESCRIPTION, WEIGHTS] if facts.router == MODEL else [])]:
         if needed not in listed:  # and so not verified
             raise BundleError(f"{path / MANIFEST} is damaged: it does not list {data.name}/{needed}")
@@ -173,7 +140,7 @@ def _read(
     store: GraphStore | FaissCellStore
     if graph:
         storage = check_choice("storage", facts.storage, GraphStorage, error=BundleError)
-        store = GraphStore.load(data, storage, mmap, finite=verify)
+        store = GraphStore.load(data, storage, mmap, finite=verify, coding=CODING in listed)
         shape = (store.n, store.d, len(store.entries))
     else:
         store = FaissCellStore.load(data, facts.storage, mmap, SECOND in listed, finite=verify)
@@ -187,9 +154,13 @@ def _read(
     if keys is not None and inspect(open_vectors(keys), zero="keep").fingerprint != facts.fingerprint:
         raise BundleError(f"{path} holds other keys than those given")
     labels = _read_labels(data / LABELS, n) if LABELS in listed else None
+    attributes = Attributes.load(data / ATTRIBUTES, n) if ATTRIBUTES in listed else None
+    if facts.has_log:
+        facts.measured["origin"] = replace(facts.measured["origin"], log=QueryLog.load(data, n, d))
     if isinstance(store, GraphStore):
         store.prepare()  # loading waits for it, not the first query; threads would each do it
         known = {name: value for name, value in facts.measured.items() if name != "temperature"}
+        known["attributes"] = attributes
         graph_index = GraphSearcher(store, facts.points, labels, facts.fingerprint, **known)
         return _with_memory(graph_index, data, facts)
     model = load_model(data, BundleError) if facts.router == MODEL else own
@@ -197,7 +168,10 @@ def _read(
         raise BundleError(
             f"{data / DESCRIPTION}: a model for d = {model.d}, c = {model.c}; expected {d}, {c}"
         )
-    searcher = Searcher(store, model, facts.points, labels, facts.fingerprint, **facts.measured)
+    demand = read_array(data / DEMAND, np.float32, (d, d)) if DEMAND in listed else None
+    placement = Placement(facts.placement if demand is not None else "key", demand)
+    known = {**facts.measured, "placement": placement, "attributes": attributes}
+    searcher = Searcher(store, model, facts.points, labels, facts.fingerprint, **known)
     try:
         check_fits(model, facts.fingerprint, searcher.cells_fingerprint if model is not None else "")
     except RunError as problem:
@@ -207,7 +181,7 @@ def _read(
     return _with_memory(searcher, data, facts)
 
 
-def _with_memory(index: Searcher | GraphSearcher, data: Path, facts: "_BundleFacts") -> Index:
+def _with_memory(index: Searcher | GraphSearcher, data: Path, facts: "_BundleFacts") -> Snapshot:
     """The index with its memory of the log, if it has one."""
     if facts.gate is None:
         return index
@@ -227,7 +201,9 @@ class _BundleFacts:
     router: str
     fingerprint: str
     points: list[Point]
+    placement: Rule
     gate: float | None  # of a memory of the log, if there is one
+    has_log: bool  # whether there is a sample of it
     measured: dict[str, Any]  # by the names of `Searcher`
 
 
@@ -249,10 +225,15 @@ def _bundle_facts(path: Path, manifest: dict[str, Any]) -> _BundleFacts:
             **manifest_targets(manifest),
             "design": None if design is None else Design.from_json(design),
             "report": None if report is None else Report.from_json(report),
+            "origin": Origin.from_json(manifest.get("origin"), None),
         }
+        if structure == "cells":
+            measured["depths"] = [Depth.from_json(depth) for depth in manifest.get("depths", [])]
+        has_log = check_flag("log", manifest.get("log", False), error=BundleError)
         points = [Point.from_json(point) for point in manifest["points"]]
         if structure == "cells" and storage == "flat" and any(point.refine is not None for point in points):
             raise BundleError("an operating point has candidates of codes, and there are no codes")
+        placement = check_choice("placement", manifest.get("placement", "key"), Rule, error=BundleError)
         gate = manifest.get("gate")
         if gate is not None:
             gate = check_number("gate", gate, above=0, most=GATES_END, error=BundleError)
@@ -260,7 +241,8 @@ def _bundle_facts(path: Path, manifest: dict[str, Any]) -> _BundleFacts:
             raise BundleError("an operating point has a memory of the log, and there is none")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AmipsError) as problem:
         raise BundleError(f"{path / MANIFEST} is damaged: {problem}") from None
-    return _BundleFacts((n, d, c), structure, storage, router, fingerprint, points, gate, measured)
+    kinds = (structure, storage, router)
+    return _BundleFacts((n, d, c), *kinds, fingerprint, points, placement, gate, has_log, measured)
 
 
 def _read_labels(path: Path, n: int) -> NDArray[Any]:

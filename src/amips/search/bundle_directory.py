@@ -3,7 +3,9 @@
     bundle/
       manifest.json            what is here: versions, sizes, SHA-256, and what was measured
       data-<id>/               everything else
+      changes-<id>.log         what was changed since, if anything was (`amips.search.changes`)
       text.json, text-<id>/    the same for the texts of the keys, if there are any
+      previous.json            the manifest before the last refit, whose data stay until the next
 
 A new version is written into a data directory of its own, and then the manifest is replaced by one
 rename. Before that moment the old bundle is whole, after it the new one is; what is left over of the
@@ -14,8 +16,9 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from amips import version
 from amips.errors import BundleError
@@ -25,38 +28,95 @@ from amips.files import (
     fsync_directory,
     read_json,
     read_manifest,
+    write_atomic,
     write_manifest,
 )
 from amips.locks import locked
 from amips.signing import SIGNATURE, Trusted, approval
 from amips.untrusted import read_bounded
 
-MANIFEST, TEXT_MANIFEST = "manifest.json", "text.json"
-FORMAT = 3
+MANIFEST, TEXT_MANIFEST, PREVIOUS = "manifest.json", "text.json", "previous.json"
+FORMAT = 4
 LOCK = ".lock"
+WRITER = ".writer"  # held by who changes the bundle
 DATA = re.compile(r"data-[0-9a-f]{12}")
-FILE = re.compile(r"[a-z]+\.(npy|json|safetensors)")  # what may be in it
-_NAMES = "|".join(re.escape(name) for name in (MANIFEST, TEXT_MANIFEST, SIGNATURE))
+FILE = re.compile(r"[a-z]+\.(npy|json|safetensors|arrow)")  # what may be in it
+_NAMES = "|".join(re.escape(name) for name in (MANIFEST, TEXT_MANIFEST, PREVIOUS, SIGNATURE))
 _PARTIAL = rf"\.({_NAMES})\.\d+\.tmp"
 OWN = re.compile(
-    rf"{DATA.pattern}|{_PARTIAL}|\.lock|{re.escape(SIGNATURE)}"  # the signature of the manifest before
+    rf"{DATA.pattern}|changes-[0-9a-f]{{12}}\.log|{_PARTIAL}|\.lock|\.writer|previous\.json"
+    rf"|{re.escape(SIGNATURE)}"  # the signature of the manifest before
 )  # what a save may leave behind
 TEXT_OWN = re.compile(rf"text-[0-9a-f]{{12}}|{_PARTIAL}")  # what adding texts may
 
+NOTHING = re.compile("")
+
 Write = Callable[[Path], tuple[dict[str, Any], list[str]]]
+Previous = Literal["keep", "this", "drop"]
 
 
-def replace_bundle(out: str | Path, write: Write) -> None:
+def replace_bundle(
+    out: str | Path, write: Write, *, writing: bool = False, previous: Previous | None = None
+) -> None:
     """Write a bundle, or replace one.
 
     Args:
         write: puts files into the data directory that it is called with; returns what the manifest is to say,
             and the names of the files.
+        writing: whether the caller is the one who changes the bundle; otherwise it is refused while another
+            does: its changes would be lost.
+        previous: of the version to go back to: "keep" it, make it "this" one, or "drop" it; by default
+            whoever changes a bundle keeps it, and whoever writes another drops it.
     """
     out = check_bundle_place(out)
     fields = {"kind": "bundle", "format": FORMAT, "amips": version.__version__}
-    with locked(out / LOCK, make=True):  # two saves at a time would clear away each other's data
-        _replace(out, MANIFEST, out / f"data-{_new_id()}", fields, write, OWN)
+    # Two saves at a time would clear away each other's data.
+    with (
+        locked(out / LOCK, make=True),
+        nullcontext() if writing else locked(out / WRITER, busy_writer(out)),
+    ):
+        previous = previous or ("keep" if writing else "drop")
+        if previous == "this":  # a crash behind this leaves the present version as the one before
+            write_atomic(out / PREVIOUS, read_bounded(out / MANIFEST, BundleError))
+        stays = NOTHING if previous == "drop" else _named_by(out / PREVIOUS)
+        _replace(out, MANIFEST, out / f"data-{_new_id()}", fields, write, OWN, stays)
+
+
+def _named_by(previous: Path) -> "re.Pattern[str]":
+    """The names of what a version to go back to is made of; none where there is none."""
+    if not previous.exists():
+        return NOTHING
+    name = _checked_data(previous.parent, read_json(previous, BundleError))
+    number = name.removeprefix("data-")
+    return re.compile(rf"{re.escape(PREVIOUS)}|{name}|changes-{number}\.log")
+
+
+def check_previous(path: Path) -> str:
+    """The data directory of the version to go back to; BundleError if there is none."""
+    if (path / PREVIOUS).exists():
+        name = _checked_data(path, read_json(path / PREVIOUS, BundleError))
+        if name != data_name(path):
+            return name
+    raise BundleError(f"{path} was not refitted: there is nothing to go back to")
+
+
+def busy_writer(path: Path) -> BundleError:
+    """What is raised where somebody else changes the bundle."""
+    return BundleError(
+        f"{path} is being changed by another process, or another index of this one: close that first, or wait"
+    )
+
+
+def data_name(path: Path) -> str:
+    """The name of the data directory of a bundle."""
+    return _checked_data(path, read_json(path / MANIFEST, BundleError))
+
+
+def _checked_data(path: Path, manifest: dict[str, Any]) -> str:
+    name = manifest.get("data")
+    if not isinstance(name, str) or not DATA.fullmatch(name):
+        raise BundleError(f"{path / MANIFEST} is damaged: data={name!r}, expected data-<12 digits>")
+    return name
 
 
 def replace_texts(bundle: Path, fields: dict[str, Any], write: Write) -> None:
@@ -74,9 +134,18 @@ def _new_id() -> str:
 
 
 def _replace(
-    out: Path, manifest: str, data: Path, fields: dict[str, Any], write: Write, own: "re.Pattern[str]"
+    out: Path,
+    manifest: str,
+    data: Path,
+    fields: dict[str, Any],
+    write: Write,
+    own: "re.Pattern[str]",
+    stays: "re.Pattern[str]" = NOTHING,
 ) -> None:
-    """Write a data directory, then the manifest that names it, then remove what else is its `own`."""
+    """Write a data directory, then the manifest that names it, then remove what else is its `own`.
+
+    What `stays` names stays.
+    """
     try:
         data.mkdir()
         stated, files = write(data)
@@ -91,7 +160,9 @@ def _replace(
             raise BundleError(f"{out} cannot be written: {problem.strerror or problem}") from None
         raise
     for left in out.iterdir():
-        if left != data and own.fullmatch(left.name) and left.name != LOCK:
+        if left == data or stays.fullmatch(left.name):
+            continue
+        if own.fullmatch(left.name) and left.name not in (LOCK, WRITER):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
 
@@ -112,23 +183,22 @@ def check_bundle_place(out: str | Path) -> Path:
 
 
 def read_bundle(
-    path: Path, verify: bool, trusted: Trusted | None = None
+    path: Path, verify: bool, trusted: Trusted | None = None, name: str = MANIFEST
 ) -> tuple[dict[str, Any], Path, set[str]]:
     """The manifest, checked against itself and the files; the data directory; the names of its files.
 
     With `trusted`, a manifest that none of these keys signed is an error, and every file is verified.
     """
-    approve = approval(path, MANIFEST, trusted, BundleError)
+    approve = approval(path, name, trusted, BundleError)
     verify = verify or trusted is not None
-    manifest = read_manifest(path, MANIFEST, "bundle", FORMAT, BundleError, verify, approve)
-    name = manifest.get("data")
-    if not isinstance(name, str) or not DATA.fullmatch(name):
-        raise BundleError(f"{path / MANIFEST} is damaged: data={name!r}, expected data-<12 digits>")
-    data, listed = path / name, set()
+    manifest = read_manifest(path, name, "bundle", FORMAT, BundleError, verify, approve)
+    folder_name = _checked_data(path, manifest)
+    data, listed = path / folder_name, set()
     for file in manifest["files"]:
         folder, _, plain = str(file).partition("/")
-        if folder != name or not FILE.fullmatch(plain):
-            raise BundleError(f"{path / MANIFEST} is damaged: {file!r} is not the name of a file in {name}")
+        if folder != folder_name or not FILE.fullmatch(plain):
+            wrong = f"{file!r} is not the name of a file in {folder_name}"
+            raise BundleError(f"{path / MANIFEST} is damaged: {wrong}")
         if data.is_symlink() or (data / plain).is_symlink():
             raise BundleError(f"{path / file} is a link; replace it by the file itself")
         listed.add(plain)

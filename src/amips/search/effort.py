@@ -1,8 +1,10 @@
 """How much of an index a search looks at: the one rule for `recall`, `probes` and `min_mass`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from amips.arguments import check_number
 from amips.errors import AmipsError
@@ -32,12 +34,18 @@ class Measured(Protocol):
 class Effort:
     """A number of probes (one, or [m]), or a bound on the mass; and how many candidates codes are asked for.
 
-    `refine` None leaves that to the index; 0 scores every key itself.
+    `refine` None leaves that to the index; 0 scores every key itself. `asked`: it was asked for as it is, not
+    chosen for a recall, and stays what it is behind a filter.
     """
 
     probes: Any = None
     min_mass: float | None = None
     refine: int | None = None
+    asked: bool = False
+
+    def of_rows(self, rows: slice) -> "Effort":
+        """The same for some of the queries, where each has a number of probes of its own."""
+        return replace(self, probes=self.probes[rows]) if np.ndim(self.probes) else self
 
 
 def effort_of(point: Point) -> Effort:
@@ -68,9 +76,9 @@ def effort_for(
         if recall is None:
             if default is None:
                 raise AmipsError("nothing was measured on this index: give probes")
-            return Effort(default)
+            return Effort(default, asked=True)
     if probes is not None:
-        return Effort(probes)
+        return Effort(probes, asked=True)
     refine = None
     if recall is not None:
         effort = effort_of(point_for(index.points, recall, k, best_effort))
@@ -80,4 +88,4 @@ def effort_for(
     bound = check_number("min_mass", min_mass, above=0, most=1, what="a share of the top keys,")
     if not index.temperature > 0:
         raise AmipsError("this index does not know what mass a cell holds: give probes")
-    return Effort(None, bound, refine)
+    return Effort(None, bound, refine, asked=recall is None)

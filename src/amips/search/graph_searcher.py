@@ -14,10 +14,10 @@ from amips.blas import one_thread
 from amips.blas import threads as limit_threads
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import GraphStore
+from amips.index import GraphStore, KeyMask
 from amips.metrics import TOP
+from amips.search.attributes import Attributes
 from amips.search.cost import Cost
-from amips.search.held import SavedIndex
 from amips.search.inputs import (
     checked_k,
     checked_queries,
@@ -26,6 +26,7 @@ from amips.search.inputs import (
     restore_norms,
     split_norms,
 )
+from amips.search.origin import Origin
 from amips.search.points import Point, point_for
 from amips.search.report import Report
 from amips.vectors import Floats
@@ -37,7 +38,7 @@ KNOWN = 64  # margins that are kept
 
 
 @dataclass(frozen=True)
-class GraphSearcher(SavedIndex):
+class GraphSearcher:
     """Keys at the nodes of a graph, and what is known of the recall.
 
     Args:
@@ -48,6 +49,9 @@ class GraphSearcher(SavedIndex):
         target_recall: what `search` serves when nothing else is asked for; None if nothing was measured.
         design: what the index was made of; None if it was put together by hand.
         report: what was measured when it was chosen, if it was.
+        alive: the keys that were not removed; None if none was.
+        attributes: of the keys, which a search can be conditioned on; None if there are none.
+        origin: what it was fitted on, and what was done to it since.
     """
 
     store: GraphStore
@@ -57,6 +61,9 @@ class GraphSearcher(SavedIndex):
     target_recall: float | None = None
     design: Design | None = None
     report: Report | None = None
+    alive: KeyMask | None = None
+    attributes: Attributes | None = None
+    origin: Origin = Origin()  # noqa: RUF009
 
     model = None  # nothing chooses cells
     spilled = 0  # keys in second cells
@@ -88,6 +95,7 @@ class GraphSearcher(SavedIndex):
         threads: int | None = None,
         probes: None = None,
         min_mass: None = None,
+        allowed: KeyMask | None = None,
     ) -> tuple[Floats, NDArray[Any]]:
         """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
 
@@ -106,8 +114,10 @@ class GraphSearcher(SavedIndex):
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
             threads: on which the queries are shared out; all there are, if None.
             probes, min_mass: of cells: a graph has none, and they are refused.
+            allowed: the keys that may be results, in place of those that were not removed.
         """
         k = checked_k(k)
+        allowed = allowed or self.alive
         if threads is not None:
             threads = min(check_whole("threads", threads, 1), os.cpu_count() or 1)
         margin = self._margin(recall, margin, k, best_effort, probes, min_mass)
@@ -115,31 +125,44 @@ class GraphSearcher(SavedIndex):
             check_choice("on_bad", on_bad, ("error", "skip"))
         one = None if margin is None else one_query(x, self.d)
         if one is not None:  # the calls are what costs, so as few as can be
-            scores, ids, _ = self.store.search(one[0], k, margin)
+            some = None if allowed is None else allowed.keys
+            scores, ids, _ = self.store.search(one[0], k, margin, allowed=some)
             if one[1]:
                 with np.errstate(over="ignore"):
                     scores = np.ldexp(scores, one[1])
             return scores, ids if self.labels is None else labelled(ids, self.labels)
         x, bad = checked_queries(x, self.d, on_bad)
         with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):
-            scores, ids, _ = self.search_with(x, k, margin, threads)
+            scores, ids, _ = self.search_with(x, k, margin, threads, allowed)
         scores[bad], ids[bad] = -np.inf, -1
         return scores, labelled(ids, self.labels)
 
+    def prepare(self) -> None:
+        """Make ready what the first search would otherwise wait for."""
+        self.store.prepare()
+
     def search_with(
-        self, x: Floats, k: int, margin: float | None, threads: int | None = None
+        self,
+        x: Floats,
+        k: int,
+        margin: float | None,
+        threads: int | None = None,
+        allowed: KeyMask | None = None,
     ) -> tuple[Floats, Ids, Ids]:
         """Of float32 queries [m, d] scores, key numbers [m, k] and counts [m, 3]; None scores every key."""
+        allowed = allowed or self.alive
+        some = None if allowed is None else allowed.keys
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
         counts = np.zeros((len(x), 3), np.int64)
         for low in range(0, len(x), BATCH):
             rows = slice(low, low + BATCH)
             _, v, exponents = split_norms(x[rows])
-            result = self.store.search(np.ascontiguousarray(v), k, margin, threads)
+            result = self.store.search(np.ascontiguousarray(v), k, margin, threads, allowed=some)
             scores[rows], ids[rows], counts[rows] = restore_norms(result[0], exponents), *result[1:]
         nothing = ~x.any(axis=1)  # every key is as good: the lower ids come first
+        lowest = np.arange(min(k, self.n)) if allowed is None else allowed.numbers[:k]
         scores[nothing], ids[nothing] = -np.inf, -1
-        scores[nothing, : self.n], ids[nothing, : self.n] = 0, np.arange(min(k, self.n))
+        scores[nothing, : len(lowest)], ids[nothing, : len(lowest)] = 0, lowest
         return scores, ids, counts
 
     def cost(
@@ -152,12 +175,13 @@ class GraphSearcher(SavedIndex):
         best_effort: bool = False,
         probes: None = None,
         min_mass: None = None,
+        allowed: KeyMask | None = None,
     ) -> Cost:
         """FLOPs of each query, keys that were scored (some more than once) and visited: the walk is made."""
         x, _ = checked_queries(x, self.d)
         k = checked_k(k)
         margin = self._margin(recall, margin, k, best_effort, probes, min_mass)
-        return self.cost_of(self.search_with(x, k, margin)[2])
+        return self.cost_of(self.search_with(x, k, margin, allowed=allowed)[2])
 
     def cost_of(self, counts: Ids) -> Cost:
         """The cost of walks with these counts [m, 3]."""

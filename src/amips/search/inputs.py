@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from amips.arguments import check_choice, check_whole, refused
 from amips.errors import AmipsError, VectorError
-from amips.vectors import Floats, read_ids, unit_rows
+from amips.vectors import Floats, inspect, open_vectors, read_ids, unit_rows
 
 Ids = NDArray[np.int64]
 
@@ -39,6 +39,18 @@ def checked_queries(x: Any, d: int, on_bad: str = "error") -> tuple[Floats, NDAr
             raise VectorError(f'query {row} is not finite; repair it, or pass on_bad="skip"')
         array = np.where(bad[:, None], np.float32(0), array)
     return array, bad
+
+
+def checked_keys(keys: Any, d: int) -> Floats:
+    """Keys that an index gets as float32 [m, d]; an error of one line names a bad one."""
+    if isinstance(keys, np.ndarray) and keys.shape == (0, d):
+        return np.empty((0, d), np.float32)
+    vectors = open_vectors(keys, "keys", single=True)
+    if vectors.d != d:
+        raise AmipsError(f"{vectors.name} has dimension {vectors.d}, this index has {d}")
+    if vectors.n:
+        inspect(vectors, zero="keep")
+    return np.ascontiguousarray(vectors.load(), np.float32)
 
 
 def split_norms(x: Floats) -> tuple[Floats, Floats, NDArray[np.int32] | None]:

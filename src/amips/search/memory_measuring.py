@@ -13,7 +13,7 @@ from amips.search.effort import effort_of
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.measuring import measure_margins, measure_masses
 from amips.search.memory import Memory
-from amips.search.memory_searcher import Index, MemorySearcher
+from amips.search.memory_searcher import MemorySearcher, Snapshot
 from amips.search.points import Point, assured_recalls, point_for, surest_point
 from amips.search.searcher import Searcher
 from amips.task import Split
@@ -93,13 +93,16 @@ def with_memory(
     return replace(best, points=[*best.points, *more])
 
 
-def measure_index(index: Index, split: Split) -> list[Point]:
-    """Recall and cost of an index on a split, by its stopping rule; with its memory in place and without."""
+def measure_index(index: Snapshot, split: Split, every: int = 1) -> list[Point]:
+    """Recall and cost of an index on a split, by its stopping rule; with its memory in place and without.
+
+    `every` so manieth step of the ladder of efforts of cells is measured.
+    """
     if isinstance(index, GraphSearcher):
         return measure_margins(index, split)
     if isinstance(index, Searcher):
-        return measure_masses(index, split)
-    return [*measure_index(index.index, split), *measure_memory(index, split)]
+        return measure_masses(index, split, every=every)
+    return [*measure_index(index.index, split, every), *measure_memory(index, split)]
 
 
 def measure_memory(index: MemorySearcher, split: Split) -> list[Point]:

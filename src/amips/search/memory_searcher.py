@@ -16,12 +16,12 @@ from amips.blas import one_thread
 from amips.blas import threads as limit_threads
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import GraphStore, score_candidates
+from amips.index import GraphStore, KeyMask, score_candidates
 from amips.metrics import TOP
+from amips.search.attributes import Attributes
 from amips.search.cost import Cost
 from amips.search.effort import effort_of
 from amips.search.graph_searcher import GraphSearcher
-from amips.search.held import SavedIndex
 from amips.search.inputs import (
     checked_k,
     checked_queries,
@@ -31,6 +31,7 @@ from amips.search.inputs import (
     split_norms,
 )
 from amips.search.memory import Memory
+from amips.search.origin import Origin
 from amips.search.points import Point, point_for
 from amips.search.report import Report
 from amips.search.searcher import Searcher
@@ -43,7 +44,7 @@ SCORE_BYTES = 1 << 26  # of candidates, at once
 
 
 @dataclass(frozen=True)
-class MemorySearcher(SavedIndex):
+class MemorySearcher:
     """A memory of the log in front of an index.
 
     Args:
@@ -92,6 +93,11 @@ class MemorySearcher(SavedIndex):
         return self.index.labels
 
     @property
+    def attributes(self) -> Attributes | None:
+        """Of the keys."""
+        return self.index.attributes
+
+    @property
     def fingerprint(self) -> str:
         """Of the keys."""
         return self.index.fingerprint
@@ -111,6 +117,11 @@ class MemorySearcher(SavedIndex):
         """What was measured when it was chosen, if it was."""
         return self.index.report
 
+    @property
+    def origin(self) -> Origin:
+        """What the index was fitted on, and what was done to it since."""
+        return self.index.origin
+
     def search(
         self,
         x: Any,
@@ -123,18 +134,20 @@ class MemorySearcher(SavedIndex):
         best_effort: bool = False,
         on_bad: Literal["error", "skip"] = "error",
         threads: int | None = None,
+        allowed: KeyMask | None = None,
     ) -> tuple[Floats, NDArray[Any]]:
         """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
 
         Scores are true inner products <x, y>. Arguments are those of the index behind the memory: see
         `Searcher.search` and `GraphSearcher.search`. By `recall` and for at most 10 results the memory
-        answers what it recognises; otherwise the index alone is searched.
+        answers what it recognises; otherwise, and where not every key may be a result, the index alone is
+        searched.
         """
         k = checked_k(k)
-        point = self._point(recall, k, best_effort, (margin, probes, min_mass))
+        point = self._point(recall, k, best_effort, (margin, probes, min_mass, allowed))
         if point is None:
             options: Any = {"recall": recall, "margin": margin, "probes": probes, "min_mass": min_mass}
-            options |= {"best_effort": best_effort, "on_bad": on_bad, "threads": threads}
+            options |= {"best_effort": best_effort, "on_bad": on_bad, "threads": threads, "allowed": allowed}
             return self.index.search(x, k, **options)
         if threads is not None:
             check_whole("threads", threads, 1)
@@ -209,14 +222,15 @@ class MemorySearcher(SavedIndex):
         probes: "int | NDArray[np.integer[Any]] | None" = None,
         min_mass: float | None = None,
         best_effort: bool = False,
+        allowed: KeyMask | None = None,
     ) -> Cost:
         """FLOPs of each query, the look-up included; keys that were scored, and cells or nodes visited."""
         k = checked_k(k)
-        point = self._point(recall, k, best_effort, (margin, probes, min_mass))
+        point = self._point(recall, k, best_effort, (margin, probes, min_mass, allowed))
         if margin is not None and isinstance(self.index, Searcher):
             raise AmipsError("this index has cells, not a graph: give recall, probes or min_mass")
         if point is None:
-            efforts = {"margin": margin, "probes": probes, "min_mass": min_mass}
+            efforts = {"margin": margin, "probes": probes, "min_mass": min_mass, "allowed": allowed}
             effort: Any = {name: value for name, value in efforts.items() if value is not None}
             return self.index.cost(x, k, recall=recall, best_effort=best_effort, **effort)
         return self.cost_with(checked_queries(x, self.d)[0], k, point)
@@ -242,7 +256,7 @@ class MemorySearcher(SavedIndex):
         self, recall: float | None, k: int, best_effort: bool, efforts: tuple[Any, ...]
     ) -> Point | None:
         """The point that serves what was asked, if the memory is part of it; None if the index alone is."""
-        if k > TOP or any(effort is not None for effort in efforts):
+        if k > TOP or self.index.alive is not None or any(effort is not None for effort in efforts):
             return None
         recall = self.target_recall if recall is None else recall
         if recall is None or not self.points:
@@ -270,15 +284,15 @@ class MemorySearcher(SavedIndex):
 
 KNOWN = 64  # points that are kept
 
-Index = Searcher | GraphSearcher | MemorySearcher  # what `build`, `fit` and `load` give
+Snapshot = Searcher | GraphSearcher | MemorySearcher  # what `build`, `fit` and `load` give
 
 
-def plain_index(index: Index) -> Searcher | GraphSearcher:
+def plain_index(index: Snapshot) -> Searcher | GraphSearcher:
     """The index behind a memory; one without a memory as it is."""
     return index.index if isinstance(index, MemorySearcher) else index
 
 
-def with_facts(index: Index, **facts: Any) -> Index:
+def with_facts(index: Snapshot, **facts: Any) -> Snapshot:
     """The index with other labels, report, design or target recall."""
     if isinstance(index, MemorySearcher):
         return replace(index, index=replace(index.index, **facts))

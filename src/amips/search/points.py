@@ -151,6 +151,14 @@ def point_for(points: Sequence[Point], recall: float, k: int, best_effort: bool 
     return best
 
 
+def served_point(points: Sequence[Point], recall: float, k: int = TOP) -> Point:
+    """What serves a recall of the top k; the surest point, without a warning, where nothing does."""
+    try:
+        return point_for(points, recall, k)
+    except AmipsError:
+        return surest_point(points, k)
+
+
 def surest_point(points: Sequence[Point], k: int) -> Point:
     """The point with the highest recall of the top k that `point_for` serves: the dearest of its kind."""
     return max((kind[0] for kind in _kinds(points)), key=lambda point: point.recall_assured(k))

@@ -1,7 +1,7 @@
 """The object a user holds: route with the model, scan with the query, return true inner products."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,11 +14,9 @@ from amips.blas import threads as limit_threads
 from amips.cells import fingerprint_of
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import MOST_SINGLE, CellStore, FaissCellStore, SingleSearch, top_of_rows
+from amips.index import CellStore, KeyMask, LivingCells, OwnCells, SingleSearch, scan_allowed
 from amips.metrics import TOP
 from amips.routers import (
-    CentroidRouter,
-    MapperRouter,
     Router,
     best_cells,
     cells_above,
@@ -28,30 +26,34 @@ from amips.routers import (
     router_for,
 )
 from amips.search import inputs
+from amips.search.attributes import Attributes
 from amips.search.cost import Cost
+from amips.search.drop_in_search import drop_in_search
 from amips.search.effort import Effort, effort_for
-from amips.search.held import SavedIndex
+from amips.search.filtered_cells import CellFilters
 from amips.search.inputs import (
     checked_k,
     checked_probes,
     checked_queries,
     labelled,
-    one_query,
     restore_norms,
     split_norms,
 )
+from amips.search.origin import Origin
+from amips.search.placing import BY_KEY, Placement
 from amips.search.points import Point
 from amips.search.report import Report
+from amips.search.selectivity import Depth
+from amips.search.single_query import search_one
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
 
 KNOWN = 64  # efforts that are kept
-DROP_IN_CANDIDATES = 4  # candidates scored again with x, for each result asked for
 
 
 @dataclass(frozen=True)
-class Searcher(SavedIndex):
+class Searcher:
     """Keys in cells, a way to route, and what is known of the recall.
 
     Args:
@@ -64,6 +66,11 @@ class Searcher(SavedIndex):
         target_recall: what `search` serves when nothing else is asked for; None if nothing was measured.
         design: what the index was made of; None if it was put together by hand.
         report: what was measured when it was chosen, if it was.
+        alive: the keys that were not removed; None if none was.
+        placement: where keys go that are added.
+        attributes: of the keys, which a search can be conditioned on; None if there are none.
+        depths: recall behind filters, by selectivity and effort; of all keys first.
+        origin: what it was fitted on, and what was done to it since.
     """
 
     store: CellStore
@@ -75,6 +82,11 @@ class Searcher(SavedIndex):
     target_recall: float | None = None
     design: Design | None = None
     report: Report | None = None
+    alive: KeyMask | None = None
+    placement: Placement = BY_KEY
+    attributes: Attributes | None = None
+    depths: list[Depth] = field(default_factory=list)
+    origin: Origin = Origin()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         if known := getattr(self.store, "fingerprint", ""):
@@ -125,6 +137,7 @@ class Searcher(SavedIndex):
         on_bad: Literal["error", "skip"] = "error",
         threads: int | None = None,
         margin: None = None,
+        allowed: KeyMask | None = None,
     ) -> tuple[Floats, NDArray[Any]]:
         """The k best keys of each query: scores float32 [m, k] and ids int64 [m, k], best first.
 
@@ -147,6 +160,8 @@ class Searcher(SavedIndex):
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
             threads: limit numpy and FAISS to so many; one query alone has one.
             margin: of a graph: cells have none, and it is refused.
+            allowed: the keys that may be results, in place of those that were not removed: the effort is then
+                what the recall needs behind them.
         """
         if margin is not None:
             raise AmipsError("this index has cells, not a graph: give recall, probes or min_mass")
@@ -167,11 +182,14 @@ class Searcher(SavedIndex):
                 self._efforts[key] = effort
         if threads is not None:
             check_whole("threads", threads, 1)
-        if not drop_in and (result := self.search_one(x, k, effort)) is not None:
+        if not drop_in and (result := self.search_one(x, k, effort, allowed)) is not None:
             return result
         x, bad = checked_queries(x, self.d, on_bad)
         with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):
-            scores, ids = self._drop_in(x, k, effort, rescore) if drop_in else self.search_with(x, k, effort)
+            if drop_in:
+                scores, ids = drop_in_search(self, x, k, effort, rescore, allowed or self.alive)
+            else:
+                scores, ids = self.search_with(x, k, effort, allowed)
         scores[bad], ids[bad] = -np.inf, -1
         return scores, labelled(ids, self.labels)
 
@@ -179,50 +197,48 @@ class Searcher(SavedIndex):
     def _efforts(self) -> dict[Any, Effort]:  # by recall and k
         return {}
 
-    def search_one(self, x: Any, k: int, effort: Effort) -> tuple[Floats, NDArray[Any]] | None:
+    def search_one(
+        self, x: Any, k: int, effort: Effort, allowed: KeyMask | None = None
+    ) -> tuple[Floats, NDArray[Any]] | None:
         """One query in one compiled call; None of many, of a bad one, and where there is none for it."""
-        one = None if effort.refine == 0 or k > MOST_SINGLE else one_query(x, self.d)
-        if one is None or self._single is None:
-            return None
-        v, exponent = one
-        scores = None
-        if not self._single.routed:
-            with one_thread():
-                scores = self.router.scores(split_norms(v)[0])
-        store = self.store_for(effort.refine)
-        assert isinstance(store, FaissCellStore)
-        probes, min_mass = 0, effort.min_mass
-        if min_mass is None:
-            probes, min_mass = int(checked_probes(effort.probes, 1, self.c)[0]), 0.0
-        candidates = store.candidates(k)
-        keys = least_keys(k, store.second is not None)
-        best, ids = self._single(v, scores, k, candidates, probes, self.temperature, min_mass, keys)
-        if exponent:
-            with np.errstate(over="ignore"):
-                best = np.ldexp(best, exponent)
-        return best, labelled(ids, self.labels)
+        return search_one(self, x, k, effort, self.filters.of(allowed))
+
+    @cached_property
+    def filters(self) -> CellFilters:
+        """The search behind filters."""
+        return CellFilters(self)
 
     @cached_property
     def _single(self) -> SingleSearch | None:
         """What searches for one query; None where nothing is compiled for this store."""
-        return SingleSearch.of(self.store, self.router.factors)
+        store = self.store
+        if isinstance(store, LivingCells):
+            return SingleSearch.of(store.base, self.router.factors, store.added)
+        return SingleSearch.of(store, self.router.factors)
 
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""
         self._single  # noqa: B018
+        if (filtered := self.filters.of(None)) is not None:  # many keys were removed
+            filtered.lists  # noqa: B018
 
-    def search_with(self, x: Floats, k: int, effort: Effort) -> tuple[Floats, Ids]:
+    def search_with(
+        self, x: Floats, k: int, effort: Effort, allowed: KeyMask | None = None
+    ) -> tuple[Floats, Ids]:
         """The k best keys of float32 queries [m, d] at one effort: scores [m, k] and key numbers [m, k]."""
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
-        store, counts = self.store_for(effort.refine), self._counts(effort, len(x))
-        for rows in self._batches(counts, k, store.refine):
+        store, counts = self.store_for(effort.refine), self.counts(effort, len(x))
+        filtered, allowed = self.filters.of(allowed), allowed or self.alive
+        for rows in self.batches(counts, k, store.refine):
             u, v, exponents = split_norms(x[rows])
-            if effort.refine == 0:
-                assert isinstance(store, FaissCellStore)
-                assert store.keys is not None
-                result = top_of_rows(store.keys, v, k, inputs.BATCH_BYTES)
+            if filtered is not None:
+                result = filtered.search_with(v, k, effort.of_rows(rows))
+            elif effort.refine == 0:
+                assert isinstance(store, OwnCells)
+                result = store.every_key(v, k, allowed)
             else:
-                result = store.scan(v, self._choose(u, effort.min_mass, counts[rows], k), k)
+                cells = self._choose(u, effort.min_mass, counts[rows], k)
+                result = scan_allowed(store, v, cells, k, allowed)
             scores[rows], ids[rows] = restore_norms(result[0], exponents), result[1]
         return scores, ids
 
@@ -231,8 +247,8 @@ class Searcher(SavedIndex):
         if not refine or refine == self.store.refine:
             return self.store
         if refine not in self._wider:
-            assert isinstance(self.store, FaissCellStore)
-            self._wider[refine] = replace(self.store, refine=refine)
+            assert isinstance(self.store, OwnCells)
+            self._wider[refine] = self.store.with_refine(refine)
         return self._wider[refine]
 
     @cached_property
@@ -251,7 +267,7 @@ class Searcher(SavedIndex):
         counts = checked_probes(probes, len(x), self.c)
         out = np.empty((len(x), min(int(np.max(probes, initial=1)), self.c)), np.int64)
         with limit_threads(threads):
-            for rows in self._batches(counts, 1, 1):
+            for rows in self.batches(counts, 1, 1):
                 cells = self._choose(split_norms(x[rows])[0], None, counts[rows], 1)
                 out[rows] = -1
                 out[rows, : cells.shape[1]] = cells
@@ -266,19 +282,23 @@ class Searcher(SavedIndex):
         probes: "int | NDArray[np.integer[Any]] | None" = None,
         min_mass: float | None = None,
         best_effort: bool = False,
+        allowed: KeyMask | None = None,
     ) -> Cost:
         """FLOPs (routing and scan), keys and cells scanned for each query, without scanning."""
         x, _ = checked_queries(x, self.d)
-        return self.cost_with(x, k, effort_for(self, probes, recall, min_mass, checked_k(k), best_effort))
+        effort = effort_for(self, probes, recall, min_mass, checked_k(k), best_effort)
+        return self.cost_with(x, k, effort, allowed)
 
-    def cost_with(self, x: Floats, k: int, effort: Effort) -> Cost:
+    def cost_with(self, x: Floats, k: int, effort: Effort, allowed: KeyMask | None = None) -> Cost:
         """The cost of float32 queries [m, d] at one effort."""
+        if (filtered := self.filters.of(allowed)) is not None:
+            return filtered.cost_with(x, k, effort)
         scanned, probed = np.full(len(x), self.n), np.full(len(x), self.c)
         if effort.refine == 0:  # no cell is chosen, no code is looked at
             return Cost(0, 0, 2 * self.d * scanned, scanned, probed)
         sizes = np.append(self.store.sizes, 0)  # cell -1 holds nothing
-        counts = self._counts(effort, len(x))
-        for rows in self._batches(counts, 1, 1):
+        counts = self.counts(effort, len(x))
+        for rows in self.batches(counts, 1, 1):
             cells = self._choose(split_norms(x[rows])[0], effort.min_mass, counts[rows], k)
             scanned[rows], probed[rows] = sizes[cells].sum(axis=1), (cells >= 0).sum(axis=1)
         scan = self.store_for(effort.refine).scan_flops(scanned, k)
@@ -304,30 +324,11 @@ class Searcher(SavedIndex):
         cells = best_cells(scores, most)
         return cells if (counts == most).all() else limit_probes(cells, counts)
 
-    def _drop_in(self, x: Floats, k: int, effort: Effort, rescore: bool) -> tuple[Floats, Ids]:
-        """The k best keys by the predicted key in the place of x."""
-        if not isinstance(self.router, MapperRouter):
-            raise AmipsError("drop_in=True needs a model that predicts one key: train on a task with cells=1")
-        scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
-        counts, by_centroid = self._counts(effort, len(x)), CentroidRouter(self.store.centroids)
-        for rows in self._batches(counts, k, self.store.refine):
-            u, v, exponents = split_norms(x[rows])
-            mapped = self.router.map(u)
-            cells = best_cells(by_centroid.scores(mapped), int(counts[rows].max(initial=1)))
-            cells = limit_probes(cells, counts[rows])
-            if not rescore:
-                scores[rows], ids[rows] = self.store.scan(mapped, cells, k)
-                continue
-            candidates = self.store.scan(mapped, cells, k * DROP_IN_CANDIDATES)[1]
-            true, ids[rows] = self.store.score_again(v, candidates, k)
-            scores[rows] = restore_norms(true, exponents)
-        return scores, ids
-
-    def _counts(self, effort: Effort, m: int) -> Ids:
+    def counts(self, effort: Effort, m: int) -> Ids:
         """How many cells each of m queries may probe, at most."""
         return np.full(m, self.c) if effort.probes is None else checked_probes(effort.probes, m, self.c)
 
-    def _batches(self, counts: Ids, k: int, refine: int) -> Iterator[slice]:
+    def batches(self, counts: Ids, k: int, refine: int) -> Iterator[slice]:
         """Parts of the queries whose scores, cells and results fit in the working memory together."""
         if len(counts) == 1:
             return iter((slice(0, 1),))

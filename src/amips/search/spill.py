@@ -27,11 +27,11 @@ from amips.errors import AmipsError
 from amips.metrics import TARGET_RECALL, TOP
 from amips.routers import Router, RoutingEstimate
 from amips.task import Task
-from amips.vectors import Vectors, open_vectors
+from amips.vectors import Vectors
 
 PARALLEL, SAVED = 3.0, 0.1  # w and u
 MOST_QUERIES = 1 << 18  # of the log that are looked at
-BLOCK_FLOATS = 1 << 23
+BLOCK_FLOATS = 1 << 21
 
 
 def second_cells(
@@ -42,6 +42,7 @@ def second_cells(
     *,
     strength: float = STRENGTH,
     saved: float = SAVED,
+    memory: int | None = None,
 ) -> NDArray[np.int32] | None:
     """The second cell of each key [n], -1 for none: this fraction of the keys has one. None if no key has.
 
@@ -49,11 +50,12 @@ def second_cells(
         recall: of the top keys: what training queries miss with as many probes as that takes.
         strength: s above; for plain cells, too, it pays to know where the queries are.
         saved: u above. With strength and this 0 the rule is SOAR's.
+        memory: a bound on the bytes that it takes, where one is kept.
     """
     spill_fraction = checked_fraction(spill_fraction)
     if task.c == 1 or not round(spill_fraction * task.n):
         return None
-    return first_of(*ranked(task, router, recall, strength, saved), spill_fraction)
+    return first_of(*ranked(task, router, recall, strength, saved, memory), spill_fraction)
 
 
 def first_of(second: NDArray[np.int32], order: NDArray[np.int64], spill_fraction: float) -> NDArray[np.int32]:
@@ -70,28 +72,29 @@ def ranked(
     recall: float = TARGET_RECALL,
     strength: float = STRENGTH,
     saved: float = SAVED,
+    memory: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """A second cell for every key [n], and the keys in the order in which they should get it."""
     second, value = np.full(task.n, -1, np.int32), np.full(task.n, np.inf, np.float32)
     keys, queries = task.key_vectors, task.train.vectors
     codes, times = _saved(task, router, queries, recall)
     own, step = task.cells.assignment, max(1, BLOCK_FLOATS // task.c)
-    with towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP], strength) as points:
-        means = cell_means(open_vectors(points), own, task.c)
-        squares = (means**2).sum(axis=1)
-        for low in range(0, task.n, step):
-            z, cells = np.asarray(points[low : low + step]), own[low : low + step]
-            rows, r = np.arange(len(z)), z - means[cells]
-            length = np.maximum((r**2).sum(axis=1), 1e-12)
-            loss = (z**2).sum(axis=1)[:, None] - 2 * z @ means.T + squares
-            along = (r * z).sum(axis=1)[:, None] - r @ means.T
-            loss += np.float32(PARALLEL) * along**2 / length[:, None]
-            first, last = np.searchsorted(codes, (low * task.c, (low + len(z)) * task.c))
-            key, cell = np.divmod(codes[first:last], task.c)
-            loss[key - low, cell] -= np.float32(saved) * times[first:last]
-            loss[rows, cells] = np.inf
-            second[low : low + step] = loss.argmin(axis=1)
-            value[low : low + step] = loss[rows, second[low : low + step]] / length
+    points = towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP], strength, memory)
+    means = cell_means(points, own, task.c)
+    squares = (means**2).sum(axis=1)
+    for low, z in points.blocks(step):
+        cells = own[low : low + step]
+        rows, r = np.arange(len(z)), z - means[cells]
+        length = np.maximum((r**2).sum(axis=1), 1e-12)
+        loss = (z**2).sum(axis=1)[:, None] - 2 * z @ means.T + squares
+        along = (r * z).sum(axis=1)[:, None] - r @ means.T
+        loss += np.float32(PARALLEL) * along**2 / length[:, None]
+        first, last = np.searchsorted(codes, (low * task.c, (low + len(z)) * task.c))
+        key, cell = np.divmod(codes[first:last], task.c)
+        loss[key - low, cell] -= np.float32(saved) * times[first:last]
+        loss[rows, cells] = np.inf
+        second[low : low + step] = loss.argmin(axis=1)
+        value[low : low + step] = loss[rows, second[low : low + step]] / length
     return second, np.argsort(value, kind="stable")
 
 

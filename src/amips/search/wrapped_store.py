@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.cells import IVFParts, Placement
 from amips.errors import BundleError, VectorError
-from amips.vectors import Floats
+from amips.vectors import Floats, read_ids
 
 Ids = NDArray[np.int64]
 
@@ -99,6 +99,25 @@ class WrappedStore:
     def save(self, directory: Path) -> list[str]:
         """Not here: the index is a file of its own."""
         raise BundleError("a wrapped index is saved with its save(directory)")
+
+
+def selector_of(parts: IVFParts, chosen: Any) -> Any:
+    """What tells FAISS which keys may be results: those with these ids, or, by number, of a mask [n]."""
+    mask = np.asarray(chosen) if not isinstance(chosen, str | Path) else None
+    if mask is not None and mask.dtype == np.bool_:
+        if mask.shape != (parts.ivf.ntotal,):
+            raise VectorError(f"filter: a mask {list(mask.shape)}, expected [{parts.ivf.ntotal}]")
+        ids = np.flatnonzero(mask)
+    elif mask is not None and not mask.size:
+        ids = np.empty(0, np.int64)
+    else:
+        ids = read_ids(chosen, unique=False)
+        if ids.ndim != 1 or ids.dtype.kind != "i":
+            raise VectorError(f"filter of type {ids.dtype} {list(ids.shape)}: expected ids, or bool [n]")
+    if parts.id_map is not None:  # inverted lists have numbers, and a map of their own says whose they are
+        names = faiss.rev_swig_ptr(parts.id_map.data(), parts.id_map.size())
+        ids = np.flatnonzero(np.isin(names, ids))
+    return faiss.IDSelectorBatch(np.ascontiguousarray(ids, np.int64))
 
 
 def faiss_scan_flops(parts: IVFParts, keys: Ids) -> Ids:

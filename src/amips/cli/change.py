@@ -1,0 +1,91 @@
+"""add, update, remove, compact: bundles that change."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+import amips
+from amips.cli.options import ATTRIBUTES_HELP, IDS_HELP, cli, echo, path
+from amips.search import Index
+from amips.vectors import read_ids
+
+
+def _opened(bundle: Path) -> Index:
+    index = amips.load(bundle)
+    if not isinstance(index, Index):
+        raise amips.AmipsError(f"{bundle} routes a FAISS index of your own: change that one")
+    return index
+
+
+def _ids(index: Index, source: Any) -> NDArray[Any]:
+    """Ids that were typed or stand in a file; a text file has strings, which may be meant as numbers."""
+    values = read_ids(source)
+    if values.dtype.kind != "U" or index.has_string_ids:
+        return values
+    for word in values.tolist():
+        if not word.strip().lstrip("-").isdecimal():
+            raise amips.AmipsError(f"{word!r} is not an id: the ids of this bundle are whole numbers")
+    return values.astype(np.int64)
+
+
+def _count(number: int) -> str:
+    return f"{number:,} {'key' if number == 1 else 'keys'}"
+
+
+@cli.command()
+@click.argument("bundle", type=path)
+@click.argument("keys")
+@click.option("--ids", help=IDS_HELP)
+@click.option("--attributes", type=path, help=ATTRIBUTES_HELP)
+def add(bundle: Path, keys: str, ids: str | None, attributes: Path | None) -> None:
+    """Add KEYS to BUNDLE, all of them or none.
+
+    They are found by every search that begins afterwards; programs that have the bundle open see them when
+    they refresh it.
+    """
+    with _opened(bundle) as index:
+        added = index.add(keys, None if ids is None else _ids(index, ids), attributes=attributes)
+        echo(f"{bundle}: {_count(len(added))} added, {index.n:,} in all")
+
+
+@cli.command()
+@click.argument("bundle", type=path)
+@click.argument("keys")
+@click.option("--ids", required=True, help="The ids whose keys these are now: as for amips add.")
+@click.option("--attributes", type=path, help=ATTRIBUTES_HELP)
+def update(bundle: Path, keys: str, ids: str, attributes: Path | None) -> None:
+    """Put KEYS in the place of those with the given ids in BUNDLE, all of them or none."""
+    with _opened(bundle) as index:
+        values = _ids(index, ids)
+        index.update(values, keys, attributes=attributes)
+        echo(f"{bundle}: {_count(len(values))} updated, {index.n:,} in all")
+
+
+@cli.command()
+@click.argument("bundle", type=path)
+@click.argument("ids", nargs=-1)
+@click.option("--ids", "file", help="A file of ids, instead: as for amips add.")
+def remove(bundle: Path, ids: tuple[str, ...], file: str | None) -> None:
+    """Remove the keys with the given IDS from BUNDLE, all of them or none."""
+    if bool(ids) == (file is not None):
+        raise amips.AmipsError("give ids, or a file of them with --ids")
+    with _opened(bundle) as index:
+        removed = index.remove(_ids(index, list(ids) if file is None else file))
+        echo(f"{bundle}: {_count(removed)} removed, {index.n:,} left")
+
+
+@cli.command()
+@click.argument("bundle", type=path)
+def compact(bundle: Path) -> None:
+    """Fold what was changed in BUNDLE into its files.
+
+    What was removed goes, what was added becomes part of the rest; programs that have the bundle open go on,
+    and see it when they refresh it.
+    """
+    with _opened(bundle) as index:
+        before = index.snapshot.n
+        index.compact()
+        echo(f"{bundle}: {_count(index.n)}, {before - index.n:,} removed ones gone")

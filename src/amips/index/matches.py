@@ -1,0 +1,92 @@
+"""The keys of each cell that may be results: to skip cells without one, and to score few keys themselves."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.index.key_mask import KeyMask
+from amips.index.living_cells import LivingCells, OwnCells
+from amips.index.product_scan import scan_by_product
+from amips.index.top_keys import TopKeys, best_of, reaching
+from amips.vectors import Floats
+
+Ids = NDArray[np.int64]
+
+SCORE_BYTES = 1 << 23  # of scores, and of keys, at once
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """Keys of a store that are allowed, cell by cell.
+
+    Args:
+        starts: where those of each cell begin, and the end, [c + 1].
+        numbers: of the keys; one of two cells is there twice.
+    """
+
+    store: OwnCells
+    allowed: KeyMask
+    starts: Ids
+    numbers: Ids
+
+    @classmethod
+    def of(cls, store: OwnCells, allowed: KeyMask) -> "Matches":
+        """Of the keys of a store those that are allowed."""
+        parts = (store.base, store.added) if isinstance(store, LivingCells) else (store,)
+        numbers, cells, first = list[Ids](), list[Ids](), 0
+        for part in parts:
+            places = np.flatnonzero(allowed.keys[first : first + part.n][part.entries])
+            numbers.append(part.entries[places] + first)
+            cells.append(np.searchsorted(part.starts, places, side="right") - 1)
+            first += part.n
+        every, cell = np.concatenate(numbers), np.concatenate(cells)
+        if len(parts) > 1:
+            order = np.argsort(cell, kind="stable")
+            every, cell = every[order], cell[order]
+        starts = np.append(0, np.cumsum(np.bincount(cell, minlength=len(store.sizes))))
+        return cls(store, allowed, starts, every)
+
+    @cached_property
+    def counts(self) -> Ids:
+        """How many each cell has, [c]."""
+        return np.diff(self.starts)
+
+    def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
+        """The k best by <x, y> within cells [m, p], each key scored with the query itself; -1 skips."""
+        if len(x) > 1:
+            twice = self.store.second is not None
+            return scan_by_product(
+                x, cells, k, self.counts, self._keys_of, twice=twice, tile_bytes=SCORE_BYTES
+            )
+        chosen = cells[0, cells[0] >= 0]
+        counts = self.counts[chosen]
+        ends = np.cumsum(counts)
+        if not len(ends) or not ends[-1]:
+            return np.full((1, k), -np.inf, np.float32), np.full((1, k), -1, np.int64)
+        numbers = self.numbers[np.repeat(self.starts[chosen] + counts - ends, counts) + np.arange(ends[-1])]
+        if self.store.second is not None:
+            numbers = np.unique(numbers)
+        return self.store.score_again(x, numbers[None], k)
+
+    def _keys_of(self, cell: int) -> tuple[Floats, Ids]:
+        numbers = self.numbers[self.starts[cell] : self.starts[cell + 1]]
+        return self.store.keys_at(numbers), numbers
+
+
+def best_matches(store: OwnCells, numbers: Ids, rows: Floats | None, x: Floats, k: int) -> tuple[Floats, Ids]:
+    """The k best of these keys by <x, y>: scores [m, k] and key numbers [m, k].
+
+    `rows` are the keys themselves, if they are at hand; otherwise they are read, so many bytes at a time.
+    """
+    if len(x) == 1 and rows is not None:  # one query: the calls are what costs, so as few as can be
+        scores, ids = reaching(rows @ x[0], numbers, k, twice=False)
+        return best_of(scores[None], ids[None], k)
+    best, every = TopKeys(len(x), k), np.arange(len(x))
+    step = max(1, SCORE_BYTES // (4 * max(len(x), store.d)))
+    for low in range(0, len(numbers), step):
+        ids = numbers[low : low + step]
+        block = store.keys_at(ids) if rows is None else rows[low : low + step]
+        best.take(every, x @ block.T, ids)
+    return best.finish()

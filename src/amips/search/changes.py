@@ -1,0 +1,195 @@
+"""The changes of a bundle since it was written: an append-only file beside its immutable ones.
+
+    changes-<id>.log    of the data directory data-<id>; goes with it when the bundle is replaced
+
+It begins with a line that names the format. Each record is
+
+    head     magic, number of the record (1, 2, ...), length of the body, CRC-32 of the body and of the head
+    body     length of the description; the description, JSON: kind, and name, type and shape of each array;
+             the arrays, one after the other
+
+A record is acknowledged when it is on disk. One that is cut off at the end of the file was not: it is
+dropped. Anything else that does not fit is damage, and an error that names the record.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from weakref import finalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amips.errors import BundleError
+from amips.files import fsync_directory
+from amips.resources import resource_error
+from amips.untrusted import open_regular
+
+FIRST_LINE = b"amips changes 1\n"
+HEAD = struct.Struct("<4sQQI")  # and the CRC-32 of these
+MAGIC, CRC, LENGTH = b"AMCH", struct.Struct("<I"), struct.Struct("<I")
+MOST_DESCRIPTION = 1 << 16
+KINDS = ("add", "remove", "update", "attributes")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change: its kind, and arrays by name. See `amips.search.applying` for what it does."""
+
+    kind: str
+    arrays: dict[str, NDArray[Any]]
+
+    def encoded(self) -> bytes:
+        """The body of its record."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+        description = json.dumps({"kind": self.kind, "arrays": listed}).encode()
+        parts = [LENGTH.pack(len(description)), description, *(array.tobytes() for array in arrays.values())]
+        return b"".join(parts)
+
+    @classmethod
+    def decoded(cls, body: bytes) -> "Change":
+        """The inverse of `encoded`; ValueError of anything else."""
+        (length,) = LENGTH.unpack_from(body) if len(body) >= LENGTH.size else (0,)
+        at = LENGTH.size + length
+        if not 0 < length <= MOST_DESCRIPTION or at > len(body):
+            raise ValueError("it has no description")
+        description = json.loads(body[LENGTH.size : at])
+        if not isinstance(description, dict) or description.get("kind") not in KINDS:
+            raise ValueError("it is of a kind that is not known")
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, type_name, shape in description["arrays"]:
+            dtype = np.dtype(str(type_name))
+            if (
+                dtype.hasobject
+                or dtype.kind not in "iufUb"
+                or any(type(s) is not int or s < 0 for s in shape)
+            ):
+                raise ValueError(f"{name!r} is no array")
+            size = dtype.itemsize
+            for one in shape:
+                size *= one
+            if size > len(body) - at:
+                raise ValueError(f"{name!r} is longer than the record")
+            arrays[str(name)] = np.frombuffer(body, dtype, size // max(1, dtype.itemsize), at).reshape(shape)
+            at += size
+        if at != len(body):
+            raise ValueError("it is longer than what it describes")
+        return cls(str(description["kind"]), arrays)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a file of changes was read: the bytes, and the number of the last record."""
+
+    offset: int = 0
+    number: int = 0
+
+
+START = Place()
+
+
+def changes_file(bundle: Path, data: str) -> Path:
+    """The changes of a bundle with this data directory."""
+    return bundle / f"changes-{data.removeprefix('data-')}.log"
+
+
+def read_changes(path: Path, since: Place = START) -> Iterator[tuple[Change, Place]]:
+    """The changes in a file after a place, each with the place behind it; none where there is no file.
+
+    A record that is cut off ends it. BundleError on a damaged one, when it is reached.
+    """
+    if not os.path.lexists(path):
+        return
+    with open_regular(path, BundleError, follow=False) as file:
+        size = os.fstat(file.fileno()).st_size
+        at, number = since.offset, since.number
+        if at == 0:
+            first = file.read(len(FIRST_LINE))
+            if len(first) < len(FIRST_LINE) and FIRST_LINE.startswith(first):
+                return
+            if first != FIRST_LINE:
+                raise BundleError(f"{path} is damaged: it does not begin as a file of changes does")
+            at = len(FIRST_LINE)
+        file.seek(at)
+        while (body := _read_body(path, file, number + 1, size)) is not None:
+            number += 1
+            try:
+                change = Change.decoded(body)
+            except (ValueError, TypeError, KeyError, RecursionError) as problem:
+                raise BundleError(f"{path}: record {number} is damaged: {problem}") from None
+            yield change, Place(file.tell(), number)
+
+
+def _read_body(path: Path, file: BinaryIO, number: int, size: int) -> bytes | None:
+    """The body of the next record; None at the end of the file, and of a record that is cut off."""
+    head = file.read(HEAD.size + CRC.size)
+    if len(head) < HEAD.size + CRC.size:
+        return None
+    magic, stated, length, crc = HEAD.unpack_from(head)
+    (head_crc,) = CRC.unpack_from(head, HEAD.size)
+    if magic != MAGIC or stated != number or zlib.crc32(head[: HEAD.size]) != head_crc:
+        raise BundleError(f"{path}: record {number} is damaged: its head is not what was written")
+    if length > size - file.tell():
+        return None
+    body = file.read(length)
+    if len(body) < length:
+        return None
+    if zlib.crc32(body) != crc:
+        raise BundleError(f"{path}: record {number} is damaged: its bytes are not what was written")
+    return body
+
+
+class ChangeWriter:
+    """Appends records to a file of changes; whoever makes one is the only writer of the bundle.
+
+    Args:
+        place: where the last whole record ends; what is behind it was never acknowledged, and is cut off.
+    """
+
+    def __init__(self, path: Path, place: Place) -> None:
+        self.path, self.place = path, place
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._handle = os.open(path, flags, 0o644)
+        except OSError as problem:
+            raise BundleError(f"{path} cannot be written: {problem.strerror}") from None
+        self.close = finalize(self, os.close, self._handle)  # also when it is forgotten
+        self._cut()
+        if place.offset == 0:
+            self._write(FIRST_LINE)
+            fsync_directory(path.parent)
+            self.place = Place(len(FIRST_LINE), 0)
+
+    def append(self, change: Change) -> Place:
+        """Write a record; it is on disk when this returns. What fails leaves the file as it was."""
+        body, number = change.encoded(), self.place.number + 1
+        head = HEAD.pack(MAGIC, number, len(body), zlib.crc32(body))
+        self._write(head + CRC.pack(zlib.crc32(head)) + body)
+        self.place = Place(self.place.offset + len(head) + CRC.size + len(body), number)
+        return self.place
+
+    def _write(self, data: bytes) -> None:
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._handle, left) :]
+            os.fdatasync(self._handle)
+        except OSError as problem:
+            self._cut()
+            raise resource_error(problem) or BundleError(
+                f"{self.path} cannot be written: {problem.strerror}"
+            ) from None
+        except BaseException:  # interrupted: the record was not acknowledged
+            self._cut()
+            raise
+
+    def _cut(self) -> None:
+        """Back to the end of the last whole record."""
+        os.ftruncate(self._handle, self.place.offset)
+        os.lseek(self._handle, self.place.offset, os.SEEK_SET)

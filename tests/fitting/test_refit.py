@@ -1,0 +1,184 @@
+"""Refits: better on new queries or refused, put in place in one step, undone by one call."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import amips
+from amips.errors import AmipsError
+from amips.search import GraphSearcher, recalls
+from helpers import make_world, unit
+
+N, D = 2000, 16
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Keys, a log, and queries of another kind: keys with noise."""
+    keys, log = make_world(N, 2500, D, seed=5)
+    rng = np.random.default_rng(1)
+    new = unit(keys[rng.integers(N, size=1500)] + 0.35 * rng.standard_normal((1500, D)))
+    return keys, log, new
+
+
+@pytest.fixture(scope="module")
+def task(world):
+    return amips.label(world[0], world[1], cells=40, query_aware=3.0)
+
+
+@pytest.fixture(params=["cells", "graph"])
+def bundle(request, task, tmp_path):
+    ids = np.arange(N) + 1000
+    options = {"structure": "graph"} if request.param == "graph" else {"storage": "flat"}
+    amips.build(task, out=tmp_path / "bundle", recall=0.9, ids=ids, **options)
+    return tmp_path / "bundle"
+
+
+def recall(index, world, x):
+    top = np.argsort(-(x @ world[0].T), axis=1, kind="stable")[:, :10] + 1000
+    return recalls(index.search(x)[1], top, 10).mean()
+
+
+def test_it_is_better_on_the_newest_queries_and_can_be_undone(bundle, world):
+    index = amips.load(bundle)
+    before = [point.to_json() for point in index.points]
+    result = index.refit(world[2][:1000], minutes=0.05)
+    assert result.held_out == 200
+    assert result.cost_now <= result.cost_recalibrated
+    assert "chosen on the newest 200" in str(result)
+    json.dumps(result.to_json())
+    assert recall(index, world, world[2][1000:]) >= 0.88
+    assert index.origin.round == 1
+    assert index.origin.events[-1].what == "refitted"
+    assert index.origin.n == N
+    index.close()
+    again = amips.load(bundle)
+    assert again.origin.round == 1
+    assert again.search(world[2][:5])[1].tolist() == index.search(world[2][:5])[1].tolist()
+    assert 1 in again.origin.log.val_rounds
+    again.rollback()
+    assert [point.to_json() for point in again.points] == before
+    assert again.origin.events[-1].what == "rolled back"
+    assert [point.to_json() for point in amips.load(bundle).points] == before
+    with pytest.raises(AmipsError, match="nothing to go back to"):
+        again.rollback()
+
+
+def test_it_is_refused_if_nothing_is_better(bundle, world):
+    index = amips.load(bundle)
+    files = sorted(path.name for path in bundle.iterdir() if not path.name.startswith("."))
+    index.refit(world[2], minutes=0.05)
+    after = sorted(path.name for path in bundle.iterdir() if path.name.startswith("data-"))
+    assert len(after) == 2  # the one before stays
+    with pytest.raises(AmipsError, match="refused"):
+        again_and_again(index, world[2])  # each can only gain a part of what the one before did
+    assert "manifest.json" in files
+
+
+def again_and_again(index, queries):
+    for _ in range(4):
+        index.refit(queries, minutes=0.05)
+
+
+def test_keys_that_were_changed_since_stay_changed(task, world, tmp_path):
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat", ids=np.arange(N) + 1000)
+    index.refit(world[2], minutes=0.05)
+    index.remove([1000, 1001])
+    index.add(3 * world[0][:1], ids=[77])
+    index.update([1005], -world[0][5:6])
+    index.rollback()
+    for one in (index, amips.load(tmp_path / "b")):
+        assert one.n == N - 1
+        ids = one.search(world[0][:1], 5, recall=0.9)[1]
+        assert ids[0, 0] == 77
+        assert not np.isin([1000, 1001], one.search(world[0], 10)[1]).any()
+        assert one.search(-world[0][5:6], 1)[1][0, 0] == 1005
+
+
+def test_keys_that_were_changed_before_are_part_of_it(task, world, tmp_path):
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="lean", ids=np.arange(N) + 1000)
+    index.remove(np.arange(1000, 1100))
+    index.add(3 * world[0][:1], ids=[77])
+    index.refit(world[2], minutes=0.05)
+    assert index.n == N - 99
+    assert index.search(world[0][:1], 1)[1][0, 0] == 77
+    assert amips.load(tmp_path / "b").search(world[0][:1], 1)[1][0, 0] == 77
+    index.rollback()
+    assert index.n == N - 99
+
+
+def test_in_memory(task, world):
+    index = amips.build(task, recall=0.9, storage="flat")
+    index.refit(world[2], minutes=0.05)
+    assert index.origin.round == 1
+    index.rollback()
+    assert index.origin.round == 0
+
+
+def test_a_trained_router_goes_on_from_its_weights(task, world):
+    model = amips.train(task, samples=20_000)
+    index = amips.build(task, model, recall=0.9, storage="flat", spill_fraction=0.2)
+    result = index.refit(world[2], minutes=0.06)
+    assert any(name.startswith("estimate: keys moved") for name in result.tried)
+    assert not isinstance(index.snapshot, GraphSearcher)
+
+
+def test_bad_input_changes_nothing(bundle, world):
+    index = amips.load(bundle)
+    for queries, words in (
+        (world[2][:50], "needs 100"),
+        (world[2][:, :8], "dimension 8"),
+        (np.full((200, D), np.nan, np.float32), "not finite|NaN"),
+    ):
+        with pytest.raises(AmipsError, match=words):
+            index.refit(queries)
+    with pytest.raises(AmipsError, match="minutes"):
+        index.refit(world[2], minutes=0)
+    assert index.origin.round == 0
+
+
+def test_compacting_keeps_the_way_back(task, world, tmp_path):
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat")
+    index.refit(world[2], minutes=0.05)
+    index.add(world[0][:1])
+    index.compact()
+    index.rollback()
+    assert index.n == N + 1
+
+
+def test_attributes_given_since_stay(task, world, tmp_path):
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat", ids=np.arange(N) + 1000)
+    index.set_attributes(pa.table({"shelf": np.zeros(N, np.int64)}))
+    index.refit(world[2], minutes=0.05)
+    index.set_attributes(pa.table({"price": np.arange(N)}))
+    index.remove([1003])
+    index.add(world[0][:1], ids=[77], attributes=pa.table({"price": [123_456]}))
+    index.rollback()
+    for one in (index, amips.load(tmp_path / "b")):
+        assert one.search(world[0][:1], 1, where="price = 123456")[1].tolist() == [[77]]
+        assert one.search(world[0][:1], 3, where="price >= 2 and price <= 4")[1][0].tolist().count(-1) == 1
+        assert one.search(world[0][:1], 1, where="price = 1500")[1].tolist() == [[2500]]
+        with pytest.raises(AmipsError, match="shelf"):
+            one.search(world[0][:1], 1, where="shelf = 0")
+
+
+@pytest.mark.parametrize("kind", ["cells", "graph"])
+def test_a_log_whose_keys_have_gone_is_searched_for_again(task, world, tmp_path, kind):
+    options = {"structure": "graph"} if kind == "graph" else {"storage": "flat"}
+    index = amips.build(task, recall=0.9, **options)
+    index.update(np.arange(N), 0.99 * world[0])  # no key that the log asked for is left
+    result = index.refit(world[2], minutes=0.2)
+    assert result.older > 0
+    before, now = result.of_log
+    assert 0.7 < before <= 1
+    assert 0.5 < now <= 1
+    assert "held-out queries of the log: recall@10" in str(result)
+
+
+def test_few_keys_left(task, world):
+    index = amips.build(task, recall=0.9, storage="flat")
+    index.remove(np.arange(8, N))
+    with pytest.raises(AmipsError, match="refused"):
+        index.refit(world[2], minutes=0.05)
