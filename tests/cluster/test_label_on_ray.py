@@ -199,14 +199,14 @@ def make_slowly():
 
 
 class TestTheCommand:
-    def test_it_joins_by_itself_and_shows_nodes_and_rate(self, two_nodes, files, here, tmp_path, monkeypatch):
+    def test_it_joins_by_itself_and_shows_nodes_and_rate(self, nodes, files, here, tmp_path, monkeypatch):
         import ray
 
         ray.shutdown()
         monkeypatch.setattr("amips.progress.SECONDS", 0.0)
         words = ["label", str(files / "keys.npy"), str(files / "queries.npy"), "--out", str(tmp_path / "t")]
         words += ["--cells", "24", "--val", "300", "--test", "300", "--cell-targets", "--memory", "4M"]
-        done = CliRunner().invoke(cli, [*words, "--ray", two_nodes.address], catch_exceptions=False)
+        done = CliRunner().invoke(cli, [*words, "--ray", nodes.address], catch_exceptions=False)
         assert done.exit_code == 0
         assert re.search(r"2 nodes, [\d,]+ queries/s", done.stderr)
         assert content(tmp_path / "t") == content(here)

@@ -30,19 +30,11 @@ def many(world, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two(many, joined_once, tmp_path_factory):
+def two(many, nodes, tmp_path_factory):
     """A run of two workers that nothing happened to."""
     out = tmp_path_factory.mktemp("two") / "run"
     amips.train(many, out=out, batch=32, ray="auto", workers=2, **NETWORK)
     return out
-
-
-@pytest.fixture(scope="module")
-def joined_once(two_nodes):
-    import ray
-
-    if not ray.is_initialized():
-        ray.init(address=two_nodes.address, log_to_driver=False, logging_level="ERROR")
 
 
 @pytest.mark.slow
@@ -88,7 +80,7 @@ def lost_once(mark, how):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_worker_is_killed_in_the_middle(many, two, joined_once, tmp_path, monkeypatch):
+def test_a_worker_is_killed_in_the_middle(many, two, nodes, tmp_path, monkeypatch):
     """The rest is begun again from the checkpoint: the same bytes as of a run without that."""
     mark = str(tmp_path / "killed")
 
@@ -104,7 +96,7 @@ def test_a_worker_is_killed_in_the_middle(many, two, joined_once, tmp_path, monk
 @in_full
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_node_is_removed_in_the_middle(many, two, two_nodes, joined_once, tmp_path, monkeypatch):
+def test_a_node_is_removed_in_the_middle(many, two, nodes, tmp_path, monkeypatch):
     """One that came with the second worker; the node that was there before takes its place."""
     mark = tmp_path / "asked"
 
@@ -116,8 +108,8 @@ def test_a_node_is_removed_in_the_middle(many, two, two_nodes, joined_once, tmp_
     import ray
 
     busy = ray.remote(num_cpus=1)(lambda seconds: time.sleep(seconds))
-    extra = two_nodes.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"extra": 1})
-    two_nodes.wait_for_nodes()
+    extra = nodes.add_node(num_cpus=1, object_store_memory=100 << 20, resources={"extra": 1})
+    nodes.wait_for_nodes()
     before = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != extra.node_id]
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -130,7 +122,7 @@ def test_a_node_is_removed_in_the_middle(many, two, two_nodes, joined_once, tmp_
         end = time.monotonic() + 90
         while not mark.exists() and time.monotonic() < end:
             time.sleep(0.01)
-        two_nodes.remove_node(extra, allow_graceful=False)
+        nodes.remove_node(extra, allow_graceful=False)
         ray.cancel(held, force=True)
 
     remover = threading.Thread(target=remove)
@@ -153,7 +145,7 @@ def same(run, other):
 
 @in_full
 @pytest.mark.slow
-def test_cells_of_their_own_a_finished_run_and_progress(many, joined_once, tmp_path, capfd, monkeypatch):
+def test_cells_of_their_own_a_finished_run_and_progress(many, nodes, tmp_path, capfd, monkeypatch):
     """A task whose cells are not those on disk, as a fit has it; the same call again finds it finished."""
     monkeypatch.setattr("amips.progress.SECONDS", 0.0)
     monkeypatch.setattr(on_ray, "LOOK_SECONDS", 0.05)
@@ -170,7 +162,7 @@ def test_cells_of_their_own_a_finished_run_and_progress(many, joined_once, tmp_p
 class TestWhatIsWrong:
     @in_full
     @pytest.mark.slow
-    def test_an_error_of_the_run_is_not_tried_again_and_again(self, many, joined_once, tmp_path, monkeypatch):
+    def test_an_error_of_the_run_is_not_tried_again_and_again(self, many, nodes, tmp_path, monkeypatch):
         work, marks = on_ray.work, str(tmp_path / "begun")
 
         def broken(inputs):
@@ -191,7 +183,7 @@ class TestWhatIsWrong:
         assert (tmp_path / "begun").read_text() == "xx"
         assert not (tmp_path / "r" / on_ray.NOTES).exists()
 
-    def test_a_node_that_does_not_see_the_run(self, many, joined_once, tmp_path, monkeypatch):
+    def test_a_node_that_does_not_see_the_run(self, many, nodes, tmp_path, monkeypatch):
         monkeypatch.setattr("amips.learn.on_ray.Cluster.everywhere", lambda self, *job: {"elsewhere": False})
         monkeypatch.setattr("amips.cluster.connecting._check_versions", lambda cluster: None)
         with pytest.raises(amips.RunError, match=r"^node elsewhere of the Ray cluster does not see .*share$"):

@@ -15,7 +15,7 @@ from amips import exact, learn
 from amips.builder import Builder, builder
 from amips.cells import kmeans
 from amips.design import Design
-from amips.fitting import candidates, clock, fitting
+from amips.fitting import candidates, fitting
 from amips.fitting.candidates import COUNTS
 from amips.learn import loop
 from amips.locks import locked
@@ -628,7 +628,6 @@ def test_a_part_of_the_queries_is_drawn_once(data, tmp_path, fast, monkeypatch, 
     seconds = 60 * fitting.LABEL_TIME
     speed = iter([2 * data[0].size * (few + 0.5) / seconds for few in (700, 650)])
     monkeypatch.setattr(fitting, "labelling_rate", lambda *_, **__: next(speed))
-    monkeypatch.setattr(clock.Clock, "until", lambda self, fraction: fraction * self.seconds)
 
     def stop(*_, **__):
         raise KeyboardInterrupt

@@ -1,5 +1,3 @@
-import os
-import tempfile
 import time
 
 import numpy as np
@@ -8,6 +6,7 @@ import pytest
 import amips
 from amips.sharding import connect_shards, deploy_shards, load_shards, remove_shards
 from amips.sharding.deployment import shard_name
+from ray_helpers import two_nodes
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,39 +16,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-SETTINGS = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes on this machine, with a directory of their own."""
-    before = dict(os.environ)
-    os.environ.update(SETTINGS)
-    ray = pytest.importorskip("ray")
-    from ray import serve
-    from ray.cluster_utils import Cluster
+    """Two nodes, with room for all replicas on either."""
+    with two_nodes(cpus=2) as nodes:
+        from ray import serve
 
-    node = {"num_cpus": 2, "object_store_memory": 100 << 20}
-    # Sockets are in there, whose names may not be long.
-    with tempfile.TemporaryDirectory(prefix="ams", ignore_cleanup_errors=True) as folder:
-        head = {**node, "include_dashboard": False, "temp_dir": folder}
-        nodes = Cluster(initialize_head=True, head_node_args=head)
-        try:
-            nodes.add_node(**node)
-            ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-            yield nodes
-            serve.shutdown()
-        finally:
-            ray.shutdown()
-            nodes.shutdown()
-            os.environ.clear()
-            os.environ.update(before)
+        yield nodes
+        serve.shutdown()
 
 
 @pytest.fixture(scope="module")
