@@ -6,7 +6,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: setup test test-fast test-backends fuzz chaos demo lint clean
+# Tests are shared out to as many processes as there are processors, in runs of neighbours.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+.PHONY: setup setup-backends test test-fast test-backends fuzz chaos demo lint clean
 
 setup: $(VENV)/.ready
 
@@ -23,14 +26,16 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
-test-backends: setup
+setup-backends: setup
 	$(PIP) --editable '.[dev,backends]'
-	AMIPS_BACKENDS=all $(BIN)/python -m pytest -m backends -o cache_dir=$(VENV)/.pytest_cache
+
+test-backends: setup-backends
+	AMIPS_BACKENDS=all $(PYTEST) -m backends -o cache_dir=$(VENV)/.pytest_cache
 
 # `make test` has a small form of both; these take half an hour or so.
 TRIES ?= 20000
