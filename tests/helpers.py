@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import signal
 import time
 from dataclasses import replace
@@ -17,6 +18,11 @@ from amips.nets import Linear, Recipe
 from amips.rowfiles import JOURNAL
 
 ROOT = Path(__file__).parent.parent
+
+
+def parameter_id(value):
+    """A name for a parameter: its text without addresses in memory, which differ from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def reseal(path, **changes):

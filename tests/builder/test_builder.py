@@ -14,7 +14,7 @@ from amips.builder import Builder, build, builder, default_design, fewest_dimens
 from amips.cells import query_aware
 from amips.nets import AffineArchitecture, AffineNet, initial_model
 from amips.search import recalls
-from helpers import make_world
+from helpers import make_world, parameter_id
 
 FLAT = {"storage": "flat", "spill_fraction": 0.0}
 
@@ -241,7 +241,7 @@ class TestBuild:
             ({"model": object()}, "it has no method scores"),
             ({"ids": [1]}, "one for each of the 3000 keys"),
         ],
-        ids=str,
+        ids=parameter_id,
     )
     def test_what_cannot_be_built_says_so(self, big, options, message, tmp_path):
         task, _ = big

@@ -24,7 +24,7 @@ from amips.nets import AffineArchitecture, AffineNet
 from amips.routers import RoutingEstimate
 from amips.search import measure, measure_masses, point_for, recalls
 from amips.task import load_task
-from helpers import generate, make_world, unit
+from helpers import generate, make_world, unit, parameter_id
 
 MINUTES = 0.05
 CELLS = 24
@@ -688,7 +688,7 @@ def bad_queries(queries):
         ({"ids": [1, 2]}, "one for each of the 2000 keys"),
         ({"seed": -1}, "seed=-1"),
     ],
-    ids=str,
+    ids=parameter_id,
 )
 def test_a_wrong_call_says_so_and_does_not_stand_in_the_way(data, tmp_path, change, match):
     options = {"minutes": MINUTES, "cells": CELLS, "queries": lambda q: q, **change}
