@@ -24,7 +24,7 @@ from amips.nets import AffineArchitecture, AffineNet
 from amips.routers import RoutingEstimate
 from amips.search import measure, measure_masses, point_for, recalls
 from amips.task import load_task
-from helpers import generate, make_world, unit, parameter_id
+from helpers import generate, make_world, parameter_id, unit
 
 MINUTES = 0.05
 CELLS = 24
