@@ -18,6 +18,7 @@ from amips.nets import Linear, Recipe
 from amips.rowfiles import JOURNAL
 
 ROOT = Path(__file__).parent.parent
+RATE = 2e10  # FLOPs a second: of an ordinary core
 
 
 def parameter_id(value):

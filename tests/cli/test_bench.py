@@ -82,7 +82,8 @@ def test_bench_tells_the_verdict_the_table_and_where_the_rest_is(done, folder):
     assert lines[: len(summary["verdict"])] == summary["verdict"]
     assert "held-out queries, linear (8 cells, " in done.stdout
     assert "FLOPs, against centroid routing: " in done.stdout
-    assert "exact, all keys: " in done.stdout
+    # Not in words: they tell of times, and one round in which the machine was held up counts for nothing.
+    assert "exact, all keys" in {point["system"] for point in summary["values"]["points"]}
     assert summary["command"].startswith("amips bench TASK --systems SYSTEMS.toml --minutes 0.005 ")
     assert "Against the best FAISS IVF" in lines
     assert lines[-1] == "results: everything is there; see it with: amips report results"

@@ -6,8 +6,7 @@ import pytest
 
 from amips.fitting import call, fitting
 from amips.fitting.clock import Clock
-
-RATE = 2e10  # FLOPs a second: of an ordinary core
+from helpers import RATE
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,11 +1,13 @@
 """`amips.fit`: keys and queries in, a bundle out, in one call."""
 
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from amips import exact, learn
 from amips.builder import Builder, builder
 from amips.cells import kmeans
 from amips.design import Design
-from amips.fitting import candidates, fitting
+from amips.fitting import call, candidates, fitting
 from amips.fitting.candidates import COUNTS
+from amips.fitting.clock import Clock
 from amips.learn import loop
 from amips.locks import locked
 from amips.metrics import cost_at
@@ -24,7 +27,7 @@ from amips.nets import AffineArchitecture, AffineNet
 from amips.routers import RoutingEstimate
 from amips.search import measure, measure_masses, point_for, recalls
 from amips.task import load_task
-from helpers import generate, make_world, parameter_id, unit
+from helpers import RATE, generate, make_world, parameter_id, unit
 
 MINUTES = 0.05
 CELLS = 24
@@ -296,15 +299,23 @@ def test_the_device_is_passed_on_and_changes_no_name(fast, data, tmp_path, monke
         devices.append(device)
         return real(*arguments, device=device, **options)
 
+    rated = []
+
+    def rate(*_, device=None, **__):
+        rated.append(device)
+        return RATE
+
+    monkeypatch.setattr(fitting, "labelling_rate", rate)
     monkeypatch.setattr(exact, "top_k", noted)
     options = {"minutes": MINUTES, "cells": CELLS, "out": tmp_path / "b", "quiet": True}
     amips.fit(*data[:2], **options, device="cpu")
-    assert devices == [None] * 2 + ["cpu"] * 5  # how fast numpy is, how fast the device, three splits
+    assert rated == [None, "cpu"]  # how fast numpy is, how fast the device
+    assert devices == ["cpu"] * 3  # three splits
     assert fast.calls[-1]["device"] == "cpu"
     folder = kept()
     amips.fit(*data[:2], **options)  # the same work: it is continued, wherever it was begun
     assert kept() == folder
-    assert len(devices) == 7
+    assert (len(rated), len(devices)) == (2, 3)
     with pytest.raises(amips.VectorError, match="device='cuda:99' cannot be used"):
         amips.fit(*data[:2], **(options | {"out": tmp_path / "c"}), device="cuda:99")
     assert not (tmp_path / "c.work").exists()
@@ -483,12 +494,14 @@ def test_files_and_the_numbers_of_cells_that_are_tried(fast, data, tmp_path, cap
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "keys.npy", "queries.npy"]
 
 
-def test_in_little_time_two_partitions_are_tried(fast, data, tmp_path, capsys):
+def test_in_little_time_two_partitions_are_tried(fast, data, tmp_path, capsys, monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(call, "Clock", partial(Clock, now=lambda: float(next(seconds))))
     amips.fit(data[0], data[1], minutes=1e-4, out=tmp_path / "b")
     out = capsys.readouterr().out
     tried = [words for _, words in trials(out.split("training a router")[0]) if "plain IVF" not in words]
     assert ["query-aware" in words for words in tried] == [True, False]
-    assert "the baseline is plain IVF, the best of 22 cells (with more time others may be better);" in out
+    assert "the baseline is plain IVF, the best of 45 cells (with more time others may be better);" in out
 
 
 def test_an_old_bundle_is_replaced(fast, data, tmp_path):
