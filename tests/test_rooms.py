@@ -54,6 +54,7 @@ ORDER = [
     "backends",
     "bench",
     "text",
+    "integrations",
     "client",
     "serving",
     "cli",

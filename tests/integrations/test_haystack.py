@@ -1,0 +1,71 @@
+"""The document store of Haystack: its own suites, and what those leave out."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("haystack")  # needs Python 3.11
+from haystack import Document
+from haystack.document_stores.errors import DuplicateDocumentError
+from haystack.testing import document_store as suites
+from haystack.testing import document_store_async as async_suites
+
+from amips.integrations.haystack import AmipsDocumentStore
+
+
+class Store:
+    """The fixture that the suites ask for, in a directory."""
+
+    @pytest.fixture
+    def document_store(self, tmp_path):
+        store = AmipsDocumentStore(tmp_path / "store")
+        yield store
+        store.close()
+
+    def assert_documents_are_equal(self, received, expected):
+        """Embeddings are kept in float32."""
+
+        def rounded(document):
+            fields = document.to_dict(flatten=False)
+            if fields["embedding"] is not None:
+                fields["embedding"] = np.array(fields["embedding"], np.float32).tolist()
+            return fields
+
+        assert [rounded(one) for one in received] == [rounded(one) for one in expected]
+
+
+class TestStandardSuites(
+    Store,
+    suites.DocumentStoreBaseExtendedTests,
+    suites.CountDocumentsByFilterTest,
+    suites.CountUniqueMetadataByFilterTest,
+    suites.GetMetadataFieldsInfoTest,
+    suites.GetMetadataFieldMinMaxTest,
+    suites.GetMetadataFieldUniqueValuesTest,
+):
+    def test_write_documents(self, document_store):
+        document = Document(content="a")
+        assert document_store.write_documents([document]) == 1
+        with pytest.raises(DuplicateDocumentError):
+            document_store.write_documents([document])
+
+
+class TestStandardSuitesAsync(
+    Store,
+    async_suites.CountDocumentsAsyncTest,
+    async_suites.CountDocumentsByFilterAsyncTest,
+    async_suites.CountUniqueMetadataByFilterAsyncTest,
+    async_suites.DeleteAllAsyncTest,
+    async_suites.DeleteByFilterAsyncTest,
+    async_suites.DeleteDocumentsAsyncTest,
+    async_suites.FilterDocumentsAsyncTest,
+    async_suites.GetMetadataFieldMinMaxAsyncTest,
+    async_suites.GetMetadataFieldsInfoAsyncTest,
+    async_suites.GetMetadataFieldUniqueValuesAsyncTest,
+    async_suites.UpdateByFilterAsyncTest,
+    async_suites.WriteDocumentsAsyncTest,
+):
+    async def test_write_documents_async(self, document_store):
+        document = Document(content="a")
+        assert await document_store.write_documents_async([document]) == 1
+        with pytest.raises(DuplicateDocumentError):
+            await document_store.write_documents_async([document])
