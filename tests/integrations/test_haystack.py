@@ -9,7 +9,7 @@ from haystack.document_stores.errors import DuplicateDocumentError
 from haystack.testing import document_store as suites
 from haystack.testing import document_store_async as async_suites
 
-from amips.integrations.haystack import AmipsDocumentStore
+from amips.integrations.haystack import AmipsDocumentStore, AmipsEmbeddingRetriever
 
 
 class Store:
@@ -69,3 +69,39 @@ class TestStandardSuitesAsync(
         assert await document_store.write_documents_async([document]) == 1
         with pytest.raises(DuplicateDocumentError):
             await document_store.write_documents_async([document])
+
+
+@pytest.fixture
+def retriever(tmp_path):
+    store = AmipsDocumentStore(tmp_path / "store")
+    store.write_documents(
+        [
+            Document(id="a", content="a", meta={"year": 1999}, embedding=[1.0, 0.0]),
+            Document(id="b", content="b", meta={"year": 2010}, embedding=[0.8, 0.6]),
+        ]
+    )
+    yield AmipsEmbeddingRetriever(store, top_k=2)
+    store.close()
+
+
+def test_the_retriever_is_described_and_made_again(retriever):
+    data = retriever.to_dict()
+    retriever.document_store.close()
+    again = AmipsEmbeddingRetriever.from_dict(data)
+    documents = again.run([1.0, 0.0])["documents"]
+    assert [(one.id, round(one.score, 4)) for one in documents] == [("a", 1.0), ("b", 0.8)]
+    again.document_store.close()
+    retriever.document_store = again.document_store = AmipsDocumentStore()
+
+
+async def test_the_retriever_filters_and_scales(retriever):
+    filters = {"field": "meta.year", "operator": ">", "value": 2000}
+    (document,) = retriever.run([1.0, 0.0], filters=filters, scale_score=True)["documents"]
+    assert (document.id, round(document.score, 4), document.embedding) == ("b", 0.9, None)
+    (document,) = (await retriever.run_async([1.0, 0.0], top_k=1, return_embedding=True))["documents"]
+    assert (document.id, document.embedding) == ("a", [1.0, 0.0])
+
+
+def test_a_retriever_needs_a_store_of_its_own():
+    with pytest.raises(TypeError, match="not an AmipsDocumentStore"):
+        AmipsEmbeddingRetriever("store")

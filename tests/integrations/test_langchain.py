@@ -1,9 +1,14 @@
 """The vector store of LangChain: its own standard suite, and what that leaves out."""
 
+import numpy as np
 import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
+import amips
 from amips.integrations.langchain import AmipsVectorStore
+from helpers import plain_build
 
 
 class TestInMemory(VectorStoreIntegrationTests):
@@ -20,3 +25,94 @@ class TestInDirectory(VectorStoreIntegrationTests):
         store = AmipsVectorStore(self.get_embeddings(), path=tmp_path / "store")
         yield store
         store.close()
+
+
+METADATA = {
+    "a": {"year": 1999, "lang": "en", "tags": ["x", "y"]},
+    "b": {"year": 2010, "lang": "de", "tags": ["y"]},
+    "c": {"year": 2020, "lang": "EN", "price": 3.5},
+}
+VECTORS = [[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.5, 0.0, 0.8]]
+X = [1.0, 0.0, 0.0]
+
+
+@pytest.fixture
+def store():
+    store = AmipsVectorStore(DeterministicFakeEmbedding(size=3))
+    documents = [Document(id=name, page_content=name, metadata=meta) for name, meta in METADATA.items()]
+    store.add_embeddings(documents, VECTORS)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        ({"lang": "en"}, "a"),
+        ({"year": {"$eq": 2010}}, "b"),
+        ({"year": {"$ne": 2010}}, "ac"),
+        ({"year": {"$gt": 2010}}, "c"),
+        ({"year": {"$gte": 2010, "$lt": 2020}}, "b"),
+        ({"year": {"$lte": 2010}}, "ab"),
+        ({"lang": {"$in": ["en", "de"]}}, "ab"),
+        ({"lang": {"$nin": ["en", "de"]}}, "c"),
+        ({"year": {"$between": [2000, 2020]}}, "bc"),
+        ({"price": {"$exists": True}}, "c"),
+        ({"price": None}, "ab"),
+        ({"tags": {"$contains": "x"}}, "a"),
+        ({"tags": ["y"]}, "b"),
+        ({"lang": {"$like": "e%"}}, "a"),
+        ({"lang": {"$ilike": "e_"}}, "ac"),
+        ({"$and": [{"lang": "en"}, {"year": 1999}]}, "a"),
+        ({"$or": [{"lang": "en"}, {"year": 2010}]}, "ab"),
+        ({"$not": {"lang": "en"}}, "bc"),
+        ({}, "abc"),
+    ],
+    ids=str,
+)
+def test_every_operator(store, filter, expected):
+    documents = store.similarity_search_by_vector(X, 3, filter=filter)
+    assert sorted(document.id for document in documents) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("filter", "message"),
+    [
+        ("lang = 'en'", "expected a dict"),
+        ({"$nor": []}, "not an operator of filters"),
+        ({"year": {"$near": 3}}, "not an operator of fields"),
+        ({"year": {"$gt": [1]}}, "compares with a list"),
+        ({"year": {"$between": 3}}, "does not take 3"),
+    ],
+    ids=str,
+)
+def test_a_wrong_filter_is_one_line(store, filter, message):
+    with pytest.raises(amips.AmipsError, match=message):
+        store.similarity_search_by_vector(X, 3, filter=filter)
+
+
+def test_mmr_takes_what_is_unlike(store):
+    search = store.max_marginal_relevance_search_by_vector
+    assert [one.id for one in search(X, 2, lambda_mult=1.0)] == ["a", "b"]
+    assert [one.id for one in search(X, 2, lambda_mult=0.3)] == ["a", "c"]
+    assert [one.id for one in search(X, 2, lambda_mult=0.3, filter={"year": {"$lt": 2015}})] == ["a", "b"]
+
+
+def test_deletion_by_filter(store):
+    store.delete(filter={"year": {"$lt": 2015}})
+    assert [one.id for one in store.similarity_search_by_vector(X, 3)] == ["c"]
+
+
+def test_an_unknown_argument_is_refused(store):
+    with pytest.raises(amips.AmipsError, match="namespace: not an argument"):
+        store.similarity_search_by_vector(X, 3, namespace="n")
+
+
+def test_a_store_of_a_bundle(task, tmp_path):
+    index = plain_build(task, out=tmp_path / "bundle")
+    options = {"path": tmp_path / "store"}
+    store = AmipsVectorStore.from_bundle(tmp_path / "bundle", DeterministicFakeEmbedding(size=16), **options)
+    x = np.asarray(task.test.queries[0])
+    expected = [str(i) for i in index.search(x, 5)[1][0]]
+    assert [one.id for one in store.similarity_search_by_vector(x.tolist(), 5)] == expected
+    store.close()
