@@ -1,10 +1,14 @@
 """Fixtures that tests of every room share."""
 
+import os
+
 import pytest
 from hypothesis import settings
 
 import amips
 from helpers import make_world
+
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # before haystack is imported: no test speaks to anybody
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("amips", deadline=None)
