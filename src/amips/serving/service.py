@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from amips.errors import AmipsError
 from amips.routers import masses
 from amips.search import TEXT_MANIFEST, Index, Searcher, bundle_stamp, load, plain_index, split_norms
-from amips.serving.batching import Answer, Batcher
+from amips.serving.batching import Answer, Batcher, Results
 from amips.serving.limits import Limits, Settings
 from amips.serving.prometheus import Counters
 from amips.serving.refusals import CONFLICT, NOT_FOUND, Refused, busy
@@ -128,10 +128,10 @@ class Service:
         self.counters.close()
 
     async def search(self, request: SearchRequest) -> Answer:
-        """Scores and ids, [m, k] each."""
+        """Scores and ids, [m, k] each, and how long the search took."""
         return await self._batcher.search(request.x, request.options, request.options.key, request.seconds)
 
-    def _search(self, x: Floats, options: Options) -> Answer:
+    def _search(self, x: Floats, options: Options) -> Results:
         index = self.index
         answer = self._search_rows(index, x, options)
         now = time.monotonic()
@@ -141,12 +141,12 @@ class Service:
                 self._sample(index, x[:1], options)
         return answer
 
-    def _search_rows(self, index: Any, x: Floats, options: Options) -> Answer:
+    def _search_rows(self, index: Any, x: Floats, options: Options) -> Results:
         if 1 < len(x) < FEW:
             parts = [index.search(row[None], **options.arguments) for row in x]
             return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         threads = {} if len(x) == 1 else self._threads
-        answer: Answer = index.search(x, **options.arguments, **threads)
+        answer: Results = index.search(x, **options.arguments, **threads)
         return answer
 
     def _sample(self, index: Index, x: Floats, options: Options) -> None:
