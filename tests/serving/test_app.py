@@ -516,6 +516,8 @@ def test_questions(tmp_path, monkeypatch):
     async def conversation(client):
         answer = await client.post("/ask", json={"question": "word3 word5", "k": 3})
         empty = await client.post("/ask", json={"question": " "})
+        explained = (await client.post("/explain", json={"question": "word3 word5", "k": 3})).json()
+        assert [hit["text"] for hit in explained["results"]] == [hit["text"] for hit in answer.json()["hits"]]
         texts = (await client.get("/info")).json()["texts"]
         await client.post("/add", json={"keys": [[1.0] * 16]}, headers=headers(WRITE))
         after = await client.post("/ask", json={"question": "word3 word5"})

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from amips.serving.answers import MANY, failure, json_answer, results_json, timed
 from amips.serving.bodies import LARGE, Aside, Bodies
 from amips.serving.openapi import document
+from amips.serving.pages import page
 from amips.serving.prometheus import CONTENT_TYPE
 from amips.serving.refusals import CONFLICT, ClientGone, Refused, busy
 from amips.serving.requests import (
@@ -26,12 +27,16 @@ from amips.serving.requests import (
     ask_request,
     change_request,
     content_type,
+    explain_request,
     search_request,
 )
 from amips.serving.security import Tokens, check_host
 from amips.serving.service import Service
 
-OPEN = {"/health"}  # without a token, for whoever watches over the process
+OPEN = {
+    "/health",
+    "/",
+}  # without a token: for whoever watches over the process, and the page that asks for it
 CHANGES = {
     "/add": frozenset({"keys", "ids", "attributes"}),
     "/remove": frozenset({"ids"}),
@@ -79,6 +84,7 @@ class Application:
         self._bodies, self._aside = Bodies(service.limits.body), Aside()
         self._requests = 0
         get: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/": self._page,
             "/health": self._health,
             "/info": self._info,
             "/metrics": self._metrics,
@@ -87,6 +93,7 @@ class Application:
         post: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/search": self._search,
             "/ask": self._ask,
+            "/explain": self._explain,
             "/reload": self._reload,
             **dict.fromkeys(CHANGES, self._change),
         }
@@ -171,6 +178,9 @@ class Application:
         self._check_loaded()
         return json_answer({"status": "ready"})
 
+    async def _page(self, _: Request) -> Response:
+        return page()
+
     async def _info(self, _: Request) -> Response:
         return json_answer(self.service.info)
 
@@ -213,6 +223,13 @@ class Application:
             for hit in answer.hits
         ]
         return json_answer({"hits": hits, "probes": answer.probes, "scanned": answer.scanned, "n": answer.n})
+
+    async def _explain(self, request: Request) -> Response:
+        body = await self._bodies.read(request.headers, request.receive)
+        kind, limits = content_type(request.headers), self.service.limits
+        parse = partial(explain_request, body, kind, self.service.index.d, limits)
+        wanted = parse() if len(body) < LARGE else await self._aside.run(parse)
+        return json_answer(await self.service.explain(*wanted))
 
     async def _change(self, request: Request) -> Response:
         body = await self._bodies.read(request.headers, request.receive)

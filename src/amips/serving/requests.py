@@ -23,6 +23,7 @@ from amips.vectors import Floats
 RAW, NPY, JSON = "application/octet-stream", "application/x-npy", "application/json"
 LONGEST_WHERE = 1 << 14  # characters of a condition
 LONGEST_QUESTION = 1 << 14
+MOST_EXPLAINED = 100  # results of a search that is explained
 ID_BYTES = 1 << 26  # that ids may take as an array, in which every string is as long as the longest
 
 
@@ -181,6 +182,26 @@ def ask_request(body: bytes, kind: str, limits: Limits) -> tuple[str, dict[str, 
     values = json_object(body, {"question", "k", "recall", "probes", "best_effort"})
     question = text("question", _missing("question", values.pop("question", None)), LONGEST_QUESTION)
     return question, _options({"k": 5, **values}, limits).arguments
+
+
+def explain_request(
+    body: bytes, kind: str, d: int, limits: Limits
+) -> tuple[str | None, Floats | None, dict[str, Any]]:
+    """One question in words, or one query [1, d], and how to search for it."""
+    if kind != JSON:
+        raise Refused(WRONG_TYPE, f"content type {kind[:60]!r}: expected {JSON}")
+    values = json_object(body, {"question", "query", "k", "recall", "probes", "best_effort", "where"})
+    question, query = values.pop("question", None), values.pop("query", None)
+    if (question is None) == (query is None):
+        raise Refused(BAD_REQUEST, f'expected "question", or "query" with {d} numbers, one of them')
+    options = _options({"k": 10, **values}, limits).arguments
+    check_whole("k", options["k"], 1, MOST_EXPLAINED)
+    if question is not None:
+        return text("question", question, LONGEST_QUESTION), None, options
+    x, _ = checked_queries(query, d)
+    if len(x) != 1:
+        raise Refused(BAD_REQUEST, f"{len(x):,} queries: one at a time is explained")
+    return None, x, options
 
 
 def text(name: str, value: Any, longest: int) -> str:
