@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Tests are shared out to as many processes as there are processors, in runs of neighbours.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: setup setup-backends test test-fast test-backends fuzz chaos demo lint clean
+.PHONY: setup setup-backends test test-fast test-backends fuzz chaos soak demo lint clean
 
 setup: $(VENV)/.ready
 
@@ -45,6 +45,10 @@ fuzz: setup
 
 chaos: setup
 	AMIPS_CHAOS=300 AMIPS_KILLS=200 $(BIN)/python -m pytest -s tests/chaos tests/cluster --ignore tests/chaos/test_fuzz.py
+
+# Ten minutes of a service with reloads and bad clients.
+soak: setup
+	AMIPS_SOAK=600 $(BIN)/python -m pytest -s --timeout 900 tests/serving/test_soak.py
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo

@@ -3,7 +3,10 @@
 import asyncio
 import io
 import json
+import re
 import shutil
+import threading
+import time
 import zlib
 
 import httpx
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 
 import amips
 from amips.serving import Tokens
+from amips.serving.app import give_up
 from amips.text import asking, attach, embed
 from serving_helpers import READ, WRITE, application, running, talk
 
@@ -97,7 +101,9 @@ BAD = [
     (b"", "application/json", 400, "not JSON"),
     (b"{", "application/json", 400, "not JSON"),
     (b"\xff\xfe", "application/json", 400, "not JSON"),
-    (b"[" * 100_000, "application/json", 400, "nested"),
+    (b"[" * 60_000, "application/json", 400, "nested"),
+    (b"[" * 100_000, "application/json", 413, "too many values"),
+    (b'{"queries": [[' + b"0," * 50_000 + b"0]]}", "application/json", 413, "at most 16,984 in 1,024 rows"),
     (b"[]", "application/json", 400, "expected a JSON object"),
     (b"{}", "application/json", 400, '"queries" is missing'),
     (b'{"queries": [1, 2]}', "application/json", 400, "this index needs numbers [m, 16]"),
@@ -237,6 +243,100 @@ def test_a_client_that_leaves_in_its_body_is_no_error(app):
         return messages
 
     assert asyncio.run(run()) == []
+
+
+def test_a_client_that_leaves_before_its_answer_is_not_searched_for(app, x):
+    searching, go = threading.Event(), threading.Event()
+
+    async def run():
+        async with running(app) as client:
+            search = app.service.index.search
+
+            def slow(*arguments, **options):
+                searching.set()
+                assert go.wait(30)
+                return search(*arguments, **options)
+
+            app.service.index.search = slow
+            first = asyncio.create_task(client.post("/search", json={"queries": x[:1].tolist()}))
+            await asyncio.to_thread(searching.wait, 30)
+            body = json.dumps({"queries": x[:3].tolist()}).encode()
+            scope = {"type": "http", "method": "POST", "path": "/search", "query_string": b""}
+            scope["headers"] = [(b"host", b"localhost")]
+            messages = []
+
+            async def receive():
+                return {"type": "http.request", "body": body}
+
+            leaving = asyncio.create_task(app(scope, receive, messages.append))
+            while app.service._batcher.rows != 3:
+                await asyncio.sleep(0.001)
+            give_up(scope)  # as the connection does when it is lost
+            await leaving
+            rows = app.service._batcher.rows
+            go.set()
+            return messages, rows, (await first).status_code, (await client.get("/metrics")).text
+
+    messages, rows, status, metrics = asyncio.run(run())
+    assert (messages, rows, status) == ([], 0, 200)
+    assert 'amips_requests_total{path="/search",status="499"} 1.0' in metrics
+    assert "amips_batch_rows_sum 1.0" in metrics
+
+
+def test_a_large_request_does_not_keep_others_waiting(bundle, x):
+    app = application(bundle, rows=60_000, queue=60_000, k=600)
+    body = json.dumps({"queries": np.tile(x, (220, 1)).tolist(), "k": 1, "timeout": 10}).encode()
+    assert len(body) > 7 << 20
+
+    async def conversation(client):
+        pauses = []
+
+        async def watch():
+            while True:
+                before = time.perf_counter()
+                await asyncio.sleep(0.001)
+                pauses.append(time.perf_counter() - before)
+
+        watching = asyncio.create_task(watch())
+        large = await client.post("/search", content=body)
+        many = await client.post(
+            "/search", json={"queries": np.tile(x, (20, 1)).tolist(), "k": 200, "probes": 2}
+        )
+        watching.cancel()
+        return large, many, pauses
+
+    large, many, pauses = talk(app, conversation)
+    assert large.status_code == many.status_code == 200
+    assert len(large.json()["ids"]) == 22_000
+    assert np.shape(many.json()["scores"]) == (2000, 200)
+    start = time.perf_counter()
+    json.loads(body)
+    many.json()
+    assert max(pauses) < 0.5 * (time.perf_counter() - start) + 0.1
+
+
+def test_too_many_large_requests_are_refused(app, x):
+    body = json.dumps({"queries": np.tile(x, (4, 1)).tolist()}).encode()
+    assert len(body) > 1 << 16
+
+    async def conversation(client):
+        return await asyncio.gather(*(client.post("/search", content=body) for _ in range(40)))
+
+    answers = talk(app, conversation)
+    assert {answer.status_code for answer in answers} == {200, 503}
+    assert all("large" in a.json()["error"] for a in answers if a.status_code == 503)
+
+
+def test_an_answer_says_how_long_the_search_took(app, x):
+    async def conversation(client):
+        raw = {"content": x[0].tobytes(), "headers": {"content-type": RAW, "accept": RAW}}
+        return await client.post("/search", json={"queries": x[0].tolist()}), await client.post(
+            "/search", **raw
+        )
+
+    for answer in talk(app, conversation):
+        times = re.fullmatch(r"search;dur=([\d.]+), wait;dur=([\d.]+)", answer.headers["server-timing"])
+        assert all(0 <= float(time) < 60_000 for time in times.groups())
 
 
 def test_a_defect_is_one_line_and_says_nothing_of_the_query(app, x, caplog):
@@ -416,6 +516,8 @@ def test_questions(tmp_path, monkeypatch):
     async def conversation(client):
         answer = await client.post("/ask", json={"question": "word3 word5", "k": 3})
         empty = await client.post("/ask", json={"question": " "})
+        explained = (await client.post("/explain", json={"question": "word3 word5", "k": 3})).json()
+        assert [hit["text"] for hit in explained["results"]] == [hit["text"] for hit in answer.json()["hits"]]
         texts = (await client.get("/info")).json()["texts"]
         await client.post("/add", json={"keys": [[1.0] * 16]}, headers=headers(WRITE))
         after = await client.post("/ask", json={"question": "word3 word5"})

@@ -71,8 +71,8 @@ def test_what_waits_together_is_searched_together_and_a_lone_request_at_once():
         ([2, 3, 5], "a"),
         ([4], "b"),
     ]
-    assert [scores[:, 0].tolist() for scores, _ in answers] == [[2], [4, 6], [8], [10]]
-    assert [ids[:, 0].tolist() for _, ids in answers] == [[1], [2, 3], [4], [5]]
+    assert [scores[:, 0].tolist() for scores, _, _ in answers] == [[2], [4, 6], [8], [10]]
+    assert [ids[:, 0].tolist() for _, ids, _ in answers] == [[1], [2, 3], [4], [5]]
     assert batches == [(1, 1), (2, 3), (1, 1)]
 
 
@@ -108,7 +108,7 @@ def test_a_full_queue_refuses_at_once_and_a_late_request_is_not_searched():
         assert expired.value.status == 503
         search.go.set()
         await first
-        scores, _ = await kept
+        scores, _, _ = await kept
         await batcher.close()
         return search, scores
 
@@ -124,16 +124,22 @@ def test_a_client_that_leaves_is_not_searched_for():
         first = asyncio.create_task(batcher.search(rows(1), "a", "a", 30))
         await begun(search, 1)
         gone = asyncio.create_task(batcher.search(rows(2), "a", "a", 30))
-        await waiting(batcher, 1)
+        late = asyncio.create_task(batcher.search(rows(*range(9)), "b", "b", 0.01))
+        await waiting(batcher, 10)
         gone.cancel()
+        with pytest.raises(Refused, match="too long"):
+            await late
+        await waiting(batcher, 0)  # while the searcher is still busy: others may come in their place
+        kept = asyncio.create_task(batcher.search(rows(*range(10)), "a", "a", 30))
+        await waiting(batcher, 10)
         search.go.set()
         await first
+        await kept
         await batcher.close()
-        return search, batcher.rows
+        return search
 
-    search, left = asyncio.run(run())
-    assert len(search.calls) == 1
-    assert left == 0
+    search = asyncio.run(run())
+    assert [len(x) for x, _ in search.calls] == [1, 10]
 
 
 def test_an_error_of_options_is_for_those_who_gave_them_and_a_broken_row_hurts_no_other():

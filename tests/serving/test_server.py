@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -102,6 +103,21 @@ def test_a_client_that_does_not_read_and_one_that_leaves_are_no_harm(server, x):
         assert answer.status_code in (200, 408)
     until(lambda: httpx.get(f"{server.address}/health", timeout=60).status_code == 200)
     deaf.close()
+
+
+def test_a_client_that_has_left_is_noted(server, x):
+    body = json.dumps({"queries": np.tile(x, (10, 1)).tolist(), "k": 600}).encode()
+    request = SEARCH.format(len(body)).encode() + body
+    before = [line["status"] for line in server.events("request")].count(499)
+
+    def left():
+        with connected(server, request) as client:
+            time.sleep(0.02)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return [line["status"] for line in server.events("request")].count(499) > before
+
+    until(left)
+    assert not server.events("defect")
 
 
 def test_a_head_without_an_end_is_refused(server):

@@ -12,6 +12,7 @@ from amips.search.cost import Cost
 from amips.search.drift import FALSE_ALARMS, Comparison, Drift, Reference, growth
 from amips.search.drop_in_search import DROP_IN_CANDIDATES
 from amips.search.effort import effort_for
+from amips.search.explaining import Explanation, explain
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.inputs import (
     check_labels,
@@ -40,6 +41,7 @@ from amips.search.memory_measuring import measure_index, measure_memory, with_me
 from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index, with_facts
 from amips.search.origin import Event, Origin
 from amips.search.placing import Demand, Placement, learn_placement
+from amips.search.plain_ivf import Method, PlainIvf
 from amips.search.points import (
     Point,
     all_found,
@@ -57,6 +59,7 @@ from amips.search.report import Objective, Report, Row, Trial, cost_in_words
 from amips.search.searcher import Searcher
 from amips.search.selectivity import DEPTH_QUERIES
 from amips.search.signatures import Verified, sign, verify
+from amips.search.since import keys_at
 from amips.search.spill import checked_second, first_of, ranked, second_cells
 from amips.search.traffic import Traffic
 from amips.search.two_samples import holm, kolmogorov_smirnov
@@ -81,14 +84,17 @@ __all__ = [
     "Demand",
     "Drift",
     "Event",
+    "Explanation",
     "GraphSearcher",
     "Index",
     "Memory",
     "MemorySearcher",
+    "Method",
     "Objective",
     "Opened",
     "Origin",
     "Placement",
+    "PlainIvf",
     "Point",
     "QueryLog",
     "Recall",
@@ -120,9 +126,11 @@ __all__ = [
     "effort_for",
     "effort_in_words",
     "estimate_routing",
+    "explain",
     "first_of",
     "growth",
     "holm",
+    "keys_at",
     "kolmogorov_smirnov",
     "ladder",
     "learn_placement",

@@ -232,7 +232,7 @@ def exact_split(
     if len(x) < 2:
         raise AmipsError(f"{vectors.name} has too few queries that are finite")
     with limit_threads(threads):
-        scores, ids = _every_key(plain_index(index), x, allowed)
+        scores, ids = every_key(plain_index(index), x, allowed)
     nothing = np.empty((len(x), 0))
     return Split(
         open_vectors(x, "queries"),
@@ -244,11 +244,11 @@ def exact_split(
     ), vectors.n
 
 
-def _every_key(
-    index: Searcher | GraphSearcher, x: Floats, allowed: KeyMask | None = None
+def every_key(
+    index: Searcher | GraphSearcher, x: Floats, allowed: KeyMask | None = None, k: int = TOP
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """The true top keys: scores and numbers [m, 10 or n], every key scored with the query."""
-    k = min(TOP, index.n if allowed is None else allowed.count)
+    """The true top keys: scores and numbers [m, k or n], every key scored with the query."""
+    k = min(k, index.n if allowed is None else allowed.count)
     if k == 0:
         raise AmipsError("no key matches the filter: there is nothing to audit")
     if isinstance(index, GraphSearcher):

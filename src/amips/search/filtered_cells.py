@@ -121,6 +121,11 @@ class FilteredCells:
         flops = np.where(exact, 2 * index.d * self.allowed.count, flops)
         return Plan(exact, codes, _table(probed, scores), scanned, flops)
 
+    def cells(self, u: Floats, k: int, effort: Effort) -> Ids | None:
+        """The cells that are scanned for one query of norm 1 [1, d]; None if all that match are scored."""
+        plan = None if self._only_exact(effort) else self.plan(u, k, effort)
+        return None if plan is None or plan.exact[0] else plan.cells[0][plan.cells[0] >= 0]
+
     def _probed(self, scores: Floats, k: int, effort: Effort) -> Bools:
         """Which cells are probed, [m, c]."""
         index, sizes = self.index, self.store.sizes

@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import AmipsError
+from amips.metrics import TOP
 from amips.resources import plain_resource_errors
 from amips.search.auditing import Audit, audit
 from amips.search.cost import Cost
+from amips.search.explaining import Explanation, explain
 from amips.search.memory_searcher import Snapshot, plain_index, with_facts
+from amips.search.plain_ivf import PlainIvf
 from amips.search.refits import RefittableIndex
 from amips.search.watching import Watch
 from amips.vectors import Floats
@@ -124,6 +127,30 @@ class Index(RefittableIndex):
         if filter is not None or where is not None:
             options["allowed"] = state.filters.allowed(filter, where)
         return audit(self._as_served(state.snapshot), queries, threads=threads, **options)
+
+    def explain(
+        self,
+        x: Any,
+        k: int = TOP,
+        *,
+        filter: Any = None,
+        where: Any = None,
+        plain: PlainIvf | None = None,
+        **effort: Any,
+    ) -> Explanation:
+        """What a search of one query looks at, beside exact search and plain IVF: time, keys scored, found.
+
+        Args:
+            x: one query [d].
+            k, filter, where, effort: as of `search`.
+            plain: what to compare a graph with: `PlainIvf.of(index.snapshot)`, which takes a while. An index
+                of cells is compared with centroid routing on these cells.
+        """
+        state = self._state
+        allowed = None if filter is None and where is None else state.filters.allowed(filter, where)
+        named = any(effort.get(name) is not None for name in ("probes", "min_mass", "margin"))
+        snapshot = state.snapshot if named else self._as_served(state.snapshot)
+        return explain(snapshot, x, k, allowed=allowed, plain=plain, **effort)
 
     @plain_resource_errors()
     def adopt(self, result: Audit) -> None:

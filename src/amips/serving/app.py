@@ -1,37 +1,42 @@
 """The service over HTTP: routes, who may use them, and one line for whatever goes wrong."""
 
-import json
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from amips.errors import AmipsError
+from amips.serving.answers import MANY, failure, json_answer, results_json, timed
+from amips.serving.bodies import LARGE, Aside, Bodies
 from amips.serving.openapi import document
+from amips.serving.pages import page
 from amips.serving.prometheus import CONTENT_TYPE
-from amips.serving.refusals import CONFLICT, ClientGone, Refused, busy, refusal
+from amips.serving.refusals import CONFLICT, ClientGone, Refused, busy
 from amips.serving.requests import (
+    JSON,
     RAW,
-    Bodies,
     ask_request,
     change_request,
     content_type,
+    explain_request,
     search_request,
 )
 from amips.serving.security import Tokens, check_host
 from amips.serving.service import Service
-from amips.vectors import Floats
 
-OPEN = {"/health"}  # without a token, for whoever watches over the process
+OPEN = {
+    "/health",
+    "/",
+}  # without a token: for whoever watches over the process, and the page that asks for it
 CHANGES = {
     "/add": frozenset({"keys", "ids", "attributes"}),
     "/remove": frozenset({"ids"}),
@@ -39,9 +44,21 @@ CHANGES = {
 }
 WRITE = {*CHANGES, "/reload"}
 MOST_REQUESTS = 4096  # at a time
-GONE, BROKEN = 499, 500  # statuses in the log: the client left; a defect of amips
+GONE = 499  # status in the log: the client left
+
+TASK = "amips.task"  # of a scope: what answers the request
 
 log = logging.getLogger("amips.serving")
+
+
+def give_up(scope: Any) -> None:
+    """Do not answer the request of this scope any more: its client has left.
+
+    A search that waits is dropped; a change that was handed over is made all the same.
+    """
+    task = scope.pop(TASK, None)
+    if task is not None:
+        task.cancel()
 
 
 class Application:
@@ -64,9 +81,10 @@ class Application:
     ) -> None:
         self.service, self._tokens, self._log_requests = service, tokens or Tokens(), log_requests
         self._check_host = local and self._tokens.read is None
-        self._bodies = Bodies(service.limits.body)
+        self._bodies, self._aside = Bodies(service.limits.body), Aside()
         self._requests = 0
         get: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/": self._page,
             "/health": self._health,
             "/info": self._info,
             "/metrics": self._metrics,
@@ -75,6 +93,7 @@ class Application:
         post: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/search": self._search,
             "/ask": self._ask,
+            "/explain": self._explain,
             "/reload": self._reload,
             **dict.fromkeys(CHANGES, self._change),
         }
@@ -91,6 +110,7 @@ class Application:
             yield
         finally:
             await self.service.close()
+            self._aside.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; whatever goes wrong is one line of JSON."""
@@ -101,6 +121,7 @@ class Application:
             await self._router(scope, receive, send)
             return
         start, status = time.perf_counter(), 0
+        scope[TASK] = asyncio.current_task()
         self._requests += 1
 
         async def note_status(message: Message) -> None:
@@ -114,10 +135,14 @@ class Application:
             await self._router(scope, receive, note_status)
         except ClientGone:
             status = GONE
+        except asyncio.CancelledError:
+            if TASK in scope:  # it is the service that ends
+                raise
+            status = GONE
         except Exception as problem:
             if status:  # the answer has begun: the connection is closed
                 raise
-            await _failed(problem)(scope, receive, note_status)
+            await failure(problem)(scope, receive, note_status)
         finally:
             self._requests -= 1
             self._note(scope, status or GONE, time.perf_counter() - start)
@@ -151,44 +176,67 @@ class Application:
 
     async def _health(self, _: Request) -> Response:
         self._check_loaded()
-        return _json({"status": "ready"})
+        return json_answer({"status": "ready"})
+
+    async def _page(self, _: Request) -> Response:
+        return page()
 
     async def _info(self, _: Request) -> Response:
-        return _json(self.service.info)
+        return json_answer(self.service.info)
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.service.metrics(), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _: Request) -> Response:
-        return _json(document(self.service.limits))
+        return json_answer(document(self.service.limits))
 
     async def _search(self, request: Request) -> Response:
         body = await self._bodies.read(request.headers, request.receive)
         kind, limits = content_type(request.headers), self.service.limits
-        wanted = search_request(body, kind, request.scope["query_string"], self.service.index.d, limits)
-        request.scope["amips"] = {"rows": len(wanted.x), "k": wanted.options.k}
+        index, address = self.service.index, request.scope["query_string"]
         with self._bodies.counted(len(body)):
-            scores, ids = await self.service.search(wanted)
+            if len(body) < LARGE:
+                wanted = search_request(body, kind, address, index.d, limits)
+            else:
+                keys = getattr(index, "snapshot", index).n
+                wanted = await self._aside.run(
+                    partial(search_request, body, kind, address, index.d, limits, keys)
+                )
+            request.scope["amips"] = {"rows": len(wanted.x), "k": wanted.options.k}
+            start = time.perf_counter()
+            scores, ids, seconds = await self.service.search(wanted)
+        wait = time.perf_counter() - start - seconds
         if request.headers.get("accept") == RAW and ids.dtype.kind == "i":
             rows = np.ascontiguousarray(scores, "<f4").tobytes() + np.ascontiguousarray(ids, "<i8").tobytes()
-            return Response(rows, media_type=RAW)
-        return _json({"scores": _plain(scores), "ids": ids.tolist()})
+            return timed(Response(rows, media_type=RAW), seconds, wait)
+        write = partial(results_json, scores, ids)
+        text = write() if scores.size < MANY else await self._aside.run(write, refuse=False)
+        return timed(Response(text, media_type=JSON), seconds, wait)
 
     async def _ask(self, request: Request) -> Response:
         body = await self._bodies.read(request.headers, request.receive)
-        question, options = ask_request(body, content_type(request.headers), self.service.limits)
+        parse = partial(ask_request, body, content_type(request.headers), self.service.limits)
+        question, options = parse() if len(body) < LARGE else await self._aside.run(parse)
         answer = await self.service.ask(question, options)
         hits = [
             {"score": hit.score, "id": hit.text.id, "title": hit.text.title, "text": hit.text.text}
             for hit in answer.hits
         ]
-        return _json({"hits": hits, "probes": answer.probes, "scanned": answer.scanned, "n": answer.n})
+        return json_answer({"hits": hits, "probes": answer.probes, "scanned": answer.scanned, "n": answer.n})
+
+    async def _explain(self, request: Request) -> Response:
+        body = await self._bodies.read(request.headers, request.receive)
+        kind, limits = content_type(request.headers), self.service.limits
+        parse = partial(explain_request, body, kind, self.service.index.d, limits)
+        wanted = parse() if len(body) < LARGE else await self._aside.run(parse)
+        return json_answer(await self.service.explain(*wanted))
 
     async def _change(self, request: Request) -> Response:
         body = await self._bodies.read(request.headers, request.receive)
         service, path = self.service, request.scope["path"]
         kind = content_type(request.headers)
-        wanted = change_request(body, kind, CHANGES[path], service.index.d, service.limits)
+        parse = partial(change_request, body, kind, CHANGES[path], service.index.d, service.limits)
+        wanted = parse() if len(body) < LARGE else await self._aside.run(parse)
         answer: dict[str, Any] = {}
         if path == "/add":
             answer["ids"] = (await service.add(wanted)).tolist()
@@ -196,38 +244,10 @@ class Application:
             answer["removed"] = await service.remove(wanted)
         else:
             await service.update(wanted)
-        return _json({**answer, "n": int(service.index.n)})
+        return json_answer({**answer, "n": int(service.index.n)})
 
     async def _reload(self, request: Request) -> Response:
         await self._bodies.read(request.headers, request.receive)
         if self.service.read_only is not None:  # the other workers would not hear of it
             raise Refused(CONFLICT, self.service.read_only)
-        return _json({"changed": await self.service.reload(), "n": int(self.service.index.n)})
-
-
-def _failed(problem: Exception) -> Response:
-    """The answer to a request that failed."""
-    if isinstance(problem, HTTPException):
-        headers = dict(problem.headers or {})
-        words = {404: "there is nothing here: see /openapi.json", 405: "another method is needed here"}
-        return _json({"error": words.get(problem.status_code, problem.detail)}, problem.status_code, headers)
-    if isinstance(problem, AmipsError | MemoryError):
-        answer = refusal(problem)
-        # The body may not have been read to its end: no other request can follow it.
-        closing = {"connection": "close"} if answer.status in (401, 403, 413) else {}
-        return _json({"error": str(answer)}, answer.status, {**answer.headers, **closing})
-    log.error("defect", exc_info=problem)
-    return _json({"error": "a defect of amips: it is in the log of the service"}, BROKEN)
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(json.dumps(value), status, headers, "application/json")
-
-
-def _plain(scores: Floats) -> Any:
-    """Scores for JSON, which has no infinite ones: null where there is no result."""
-    if np.isfinite(scores).all():
-        return scores.tolist()
-    rows: NDArray[Any] = scores.astype(object)
-    rows[~np.isfinite(scores)] = None
-    return rows.tolist()
+        return json_answer({"changed": await self.service.reload(), "n": int(self.service.index.n)})

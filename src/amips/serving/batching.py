@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,8 @@ from amips.errors import AmipsError, MemoryLimitError
 from amips.serving.refusals import busy
 from amips.vectors import Floats
 
-Answer = tuple[Floats, NDArray[Any]]
-Search = Callable[[Floats, Any], Answer]
+Results = tuple[Floats, NDArray[Any]]  # scores and ids, [m, k] each
+Search = Callable[[Floats, Any], Results]
 Observe = Callable[[int, int, float], None]  # requests and rows of a batch, seconds
 
 MOST_ROWS = 1024  # searched in one call: beyond, more at a time is no cheaper, and others wait for longer
@@ -29,11 +29,21 @@ SLOWEST = 60.0  # seconds that a client is told to wait, at most
 FORGET = 0.1  # weight of the newest batch in the mean time of a row
 
 
+class Answer(NamedTuple):
+    """Scores [m, k] and ids [m, k] of one request, and the seconds that the search of its batch took."""
+
+    scores: Floats
+    ids: NDArray[Any]
+    seconds: float
+
+
 @dataclass(eq=False, slots=True)
 class _Request:
     x: Floats
     options: Any
+    group: Hashable  # of requests that can be searched together
     answer: "asyncio.Future[Answer]"
+    waiting: bool = True
 
 
 class Batcher:
@@ -68,9 +78,9 @@ class Batcher:
         if self.rows + len(x) > self._queue:
             raise busy("too many requests are waiting: try again later", min(self.delay, SLOWEST))
         loop = asyncio.get_running_loop()
-        request = _Request(x, options, loop.create_future())
         # Rows of another dimension, of requests from before a reload, cannot be in one array with others.
         group = (key, x.shape[1]) if self._together else object()
+        request = _Request(x, options, group, loop.create_future())
         self._groups.setdefault(group, deque()).append(request)
         self.rows += len(x)
         timer = loop.call_later(seconds, self._give_up, request)
@@ -80,6 +90,8 @@ class Batcher:
             return await request.answer
         finally:
             timer.cancel()
+            if request.waiting:  # its time is over, or its client has left: others may have its place
+                self._drop(request)
 
     @property
     def delay(self) -> float:
@@ -97,6 +109,13 @@ class Batcher:
             late = busy("the request waited for too long: try again later", min(self.delay, SLOWEST))
             request.answer.set_exception(late)
 
+    def _drop(self, request: _Request) -> None:
+        waiting = self._groups[request.group]
+        waiting.remove(request)
+        self.rows -= len(request.x)
+        if not waiting:
+            del self._groups[request.group]
+
     async def _drain(self) -> None:
         """Search until nothing waits."""
         try:
@@ -113,8 +132,9 @@ class Batcher:
         rows = 0
         while waiting and (not batch or rows + len(waiting[0].x) <= MOST_ROWS):
             request = waiting.popleft()
+            request.waiting = False
             self.rows -= len(request.x)
-            if not request.answer.done():  # its time is over
+            if not request.answer.done():  # which was given up in this moment
                 batch.append(request)
                 rows += len(request.x)
         del self._groups[group]
@@ -146,7 +166,7 @@ class Batcher:
         for request in batch:
             high = low + len(request.x)
             if not request.answer.done():
-                request.answer.set_result((scores[low:high], ids[low:high]))
+                request.answer.set_result(Answer(scores[low:high], ids[low:high], seconds))
             low = high
         if self._observe is not None:
             self._observe(len(batch), len(x), seconds)

@@ -61,6 +61,15 @@ def document(limits: Limits) -> dict[str, Any]:
                 _object({"question": {"type": "string"}, **effort}, required=["question"]),
                 _object({"hits": {"type": "array", "items": hit}, **n}),
             ),
+            "/explain": _post(
+                "How one query, or one question, is answered: cells, keys scanned and time, beside exact "
+                "search and plain IVF, and a map. One at a time: 503 while another is explained.",
+                _object(
+                    {"query": _NUMBERS, "question": {"type": "string"}, **effort, "where": options["where"]},
+                    required=[],
+                ),
+                {"type": "object"},
+            ),
             "/add": _post(
                 "Add keys. Needs the token for changes.",
                 _object(keys, required=["keys"]),
@@ -82,6 +91,7 @@ def document(limits: Limits) -> dict[str, Any]:
                 None,
                 _object({"changed": {"type": "boolean"}, **n}),
             ),
+            "/": {**_get("A page to try it.", "text/html"), "security": []},
             "/info": _get("What is served, and its limits.", "application/json"),
             "/health": {**_get("Whether it is ready.", "application/json"), "security": []},
             "/metrics": _get("Counters, for Prometheus.", "text/plain"),

@@ -1,8 +1,6 @@
 """What a client sent, read within limits and checked: every defect is one line, and ends here."""
 
-import json
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -17,60 +15,16 @@ from amips.errors import AmipsError, VectorError
 from amips.extras import needs_extra
 from amips.npy import parse_npy
 from amips.search import checked_queries
+from amips.serving.bodies import check_values, in_words, json_object
 from amips.serving.limits import Limits
-from amips.serving.refusals import BAD_REQUEST, TOO_LARGE, WRONG_TYPE, ClientGone, Refused, busy
+from amips.serving.refusals import BAD_REQUEST, TOO_LARGE, WRONG_TYPE, Refused
 from amips.vectors import Floats
-
-Receive = Callable[[], Awaitable[Any]]
 
 RAW, NPY, JSON = "application/octet-stream", "application/x-npy", "application/json"
 LONGEST_WHERE = 1 << 14  # characters of a condition
 LONGEST_QUESTION = 1 << 14
+MOST_EXPLAINED = 100  # results of a search that is explained
 ID_BYTES = 1 << 26  # that ids may take as an array, in which every string is as long as the longest
-
-
-class Bodies:
-    """Reads bodies; all that are being read, or wait for an answer, take so many bytes, at most."""
-
-    def __init__(self, limit: int, together: int | None = None) -> None:
-        self._limit, self._together, self._bytes = limit, together or 32 * limit, 0
-
-    async def read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        """The body of a request; `Refused` as soon as it is known to be too large, however it is sent."""
-        stated = headers.get("content-length", "0")
-        if stated.isdecimal() and len(stated) < 20 and int(stated) > self._limit:
-            raise self._too_large()
-        parts: list[bytes] = []
-        size = 0
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                part = message.get("body", b"")
-                size += len(part)
-                self._bytes += len(part)
-                if size > self._limit:
-                    raise self._too_large()
-                if self._bytes > self._together:
-                    raise busy("too many large requests at a time: try again later")
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-        finally:
-            self._bytes -= size
-
-    @contextmanager
-    def counted(self, size: int) -> Iterator[None]:
-        """Count what came of a body that was read, for as long as it waits."""
-        self._bytes += size
-        try:
-            yield
-        finally:
-            self._bytes -= size
-
-    def _too_large(self) -> Refused:
-        return Refused(TOO_LARGE, f"the body is too large: at most {self._limit:,} bytes are taken at a time")
 
 
 @dataclass(frozen=True)
@@ -117,7 +71,9 @@ class SearchRequest:
     seconds: float
 
 
-def search_request(body: bytes, kind: str, query: bytes, d: int, limits: Limits) -> SearchRequest:
+def search_request(
+    body: bytes, kind: str, query: bytes, d: int, limits: Limits, keys: int | None = None
+) -> SearchRequest:
     """What a client wants to be searched.
 
     Args:
@@ -125,9 +81,12 @@ def search_request(body: bytes, kind: str, query: bytes, d: int, limits: Limits)
         kind: the content type.
         query: of the address: options, where the body has none.
         d: the dimension of the index.
+        keys: of a large body, how many the index has, removed ones included: a filter names no more.
     """
     if kind == JSON:
-        values = _object(body, {"queries", "timeout", *OPTIONS})
+        if keys is not None:
+            check_values(body, limits.rows, limits.rows * d + keys)
+        values = json_object(body, {"queries", "timeout", *OPTIONS})
         rows: Any = values.pop("queries", None)
         if rows is None:
             raise Refused(BAD_REQUEST, f'"queries" is missing: expected rows of {d} numbers')
@@ -202,7 +161,7 @@ def change_request(body: bytes, kind: str, names: frozenset[str], d: int, limits
             raise Refused(WRONG_TYPE, f"content type {kind[:60]!r}: expected {JSON}")
         values: dict[str, Any] = {"keys": vectors(body, kind, d)}
     else:
-        values = _object(body, names)
+        values = json_object(body, names)
     keys, ids = values.get("keys"), values.get("ids")
     if "keys" in names:
         keys, _ = checked_queries(_missing("keys", keys), d)
@@ -220,9 +179,29 @@ def ask_request(body: bytes, kind: str, limits: Limits) -> tuple[str, dict[str, 
     """A question in words, and the options of `Asker.ask`."""
     if kind != JSON:
         raise Refused(WRONG_TYPE, f"content type {kind[:60]!r}: expected {JSON}")
-    values = _object(body, {"question", "k", "recall", "probes", "best_effort"})
+    values = json_object(body, {"question", "k", "recall", "probes", "best_effort"})
     question = text("question", _missing("question", values.pop("question", None)), LONGEST_QUESTION)
     return question, _options({"k": 5, **values}, limits).arguments
+
+
+def explain_request(
+    body: bytes, kind: str, d: int, limits: Limits
+) -> tuple[str | None, Floats | None, dict[str, Any]]:
+    """One question in words, or one query [1, d], and how to search for it."""
+    if kind != JSON:
+        raise Refused(WRONG_TYPE, f"content type {kind[:60]!r}: expected {JSON}")
+    values = json_object(body, {"question", "query", "k", "recall", "probes", "best_effort", "where"})
+    question, query = values.pop("question", None), values.pop("query", None)
+    if (question is None) == (query is None):
+        raise Refused(BAD_REQUEST, f'expected "question", or "query" with {d} numbers, one of them')
+    options = _options({"k": 10, **values}, limits).arguments
+    check_whole("k", options["k"], 1, MOST_EXPLAINED)
+    if question is not None:
+        return text("question", question, LONGEST_QUESTION), None, options
+    x, _ = checked_queries(query, d)
+    if len(x) != 1:
+        raise Refused(BAD_REQUEST, f"{len(x):,} queries: one at a time is explained")
+    return None, x, options
 
 
 def text(name: str, value: Any, longest: int) -> str:
@@ -261,20 +240,6 @@ def content_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", JSON).partition(";")[0].strip().lower()
 
 
-def _object(body: bytes, names: "set[str] | frozenset[str]") -> dict[str, Any]:
-    """The JSON object of a body, with these fields alone."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as problem:
-        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
-        raise Refused(BAD_REQUEST, f"the body is not JSON: {reason}") from None
-    if not isinstance(value, dict):
-        raise Refused(BAD_REQUEST, f"expected a JSON object with {_words(names)}")
-    if unknown := value.keys() - names:
-        raise Refused(BAD_REQUEST, f"unknown field {min(unknown)[:60]!r}: expected {_words(names)}")
-    return value
-
-
 @lru_cache(256)  # clients ask for the same again and again
 def _from_query(query: bytes, limits: Limits) -> tuple[Options, float]:
     """Options that stand in the address, and how long the client waits."""
@@ -282,10 +247,10 @@ def _from_query(query: bytes, limits: Limits) -> tuple[Options, float]:
     try:
         values = dict(parse_qsl(query.decode("latin1"), keep_blank_values=True, max_num_fields=len(names)))
     except ValueError:
-        raise Refused(BAD_REQUEST, f"too many options: expected {_words(names)}") from None
+        raise Refused(BAD_REQUEST, f"too many options: expected {in_words(names)}") from None
     if unknown := set(values) - names:
         hint = "; a filter goes with queries in JSON" if "filter" in unknown else ""
-        raise Refused(BAD_REQUEST, f"unknown option {min(unknown)[:60]!r}: expected {_words(names)}{hint}")
+        raise Refused(BAD_REQUEST, f"unknown option {min(unknown)[:60]!r}: expected {in_words(names)}{hint}")
     return _timed(
         {name: value if name == "where" else _value(value) for name, value in values.items()}, limits
     )
@@ -330,7 +295,3 @@ def _encodable(name: str, value: str) -> str:
     if "\0" in value:
         raise AmipsError(f"{name}: it has a null character")
     return value
-
-
-def _words(names: "set[str] | frozenset[str]") -> str:
-    return ", ".join(sorted(names))

@@ -18,7 +18,7 @@ from uvicorn.supervisors import Multiprocess
 
 from amips.errors import AmipsError
 from amips.search import read_bundle
-from amips.serving.app import Application
+from amips.serving.app import Application, give_up
 from amips.serving.limits import Settings
 from amips.serving.logs import log_as_json
 from amips.serving.prometheus import DIRECTORY
@@ -46,8 +46,8 @@ LONG += b"content-length: %d\r\n\r\n%b" % (len(_LONG), _LONG)
 log = logging.getLogger("amips.serving")
 
 
-class TimedProtocol(HttpToolsProtocol):
-    """HTTP for clients that must have sent their request, head and body, within some seconds."""
+class ClientProtocol(HttpToolsProtocol):
+    """HTTP for clients that must send their request within some seconds, and may leave before its answer."""
 
     def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -88,9 +88,11 @@ class TimedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """The client has gone: what it waits for is given up, without a task that watches for this."""
         self._due.cancel()
         super().connection_lost(exc)
+        if self.cycle is not None and self.cycle.disconnected:
+            give_up(self.cycle.scope)
 
     def _late(self) -> None:
         if not self.transport.is_closing():
@@ -184,7 +186,7 @@ class SignalledApplication(Application):
 
 
 def _config(settings: Settings, app: Any, **options: Any) -> uvicorn.Config:
-    protocol: Any = partial(TimedProtocol, seconds=settings.limits.client_seconds)
+    protocol: Any = partial(ClientProtocol, seconds=settings.limits.client_seconds)
     return uvicorn.Config(
         app,
         http=protocol,

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from amips.errors import AmipsError
 from amips.routers import masses
 from amips.search import TEXT_MANIFEST, Index, Searcher, bundle_stamp, load, plain_index, split_norms
-from amips.serving.batching import Answer, Batcher
+from amips.serving.batching import Answer, Batcher, Results
+from amips.serving.explanations import Explainer
 from amips.serving.limits import Limits, Settings
 from amips.serving.prometheus import Counters
 from amips.serving.refusals import CONFLICT, NOT_FOUND, Refused, busy
@@ -32,6 +33,8 @@ FEW = 16  # rows: fewer are searched one by one, by the compiled path of a singl
 SAMPLE_SECONDS = 1.0  # between two queries whose cost is looked at
 DRIFT_SECONDS = 60.0  # between two looks at drift
 MOST_ASKS, MOST_CHANGES = 32, 32  # that may wait
+MOST_EXPLANATIONS = 1  # at a time: each scores every key
+KINDS = ("changes", "questions", "explanations")  # of what is done beside searches, each in its own thread
 
 log = logging.getLogger("amips.serving")
 
@@ -70,9 +73,10 @@ class Service:
         self._batcher = Batcher(
             self._search, self.limits.queue, together=batching, observe=self.counters.note_batch
         )
-        self._changing = ThreadPoolExecutor(1, "amips-change")  # one change or reload after the other
-        self._asking = ThreadPoolExecutor(1, "amips-ask")
-        self._waiting = {"changes": 0, "questions": 0}
+        self._explainer = Explainer()
+        # One change or reload after the other; so with questions, and with explanations.
+        self._threads_of = {kind: ThreadPoolExecutor(1, f"amips-{kind}") for kind in KINDS}
+        self._waiting = dict.fromkeys(KINDS, 0)
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
@@ -121,17 +125,17 @@ class Service:
         if self._watching is not None:
             self._watching.cancel()
         await self._batcher.close()
-        for thread in (self._changing, self._asking):
+        for thread in self._threads_of.values():
             await asyncio.to_thread(thread.shutdown)
         if isinstance(self.index, Index):
             self.index.close()
         self.counters.close()
 
     async def search(self, request: SearchRequest) -> Answer:
-        """Scores and ids, [m, k] each."""
+        """Scores and ids, [m, k] each, and how long the search took."""
         return await self._batcher.search(request.x, request.options, request.options.key, request.seconds)
 
-    def _search(self, x: Floats, options: Options) -> Answer:
+    def _search(self, x: Floats, options: Options) -> Results:
         index = self.index
         answer = self._search_rows(index, x, options)
         now = time.monotonic()
@@ -141,12 +145,12 @@ class Service:
                 self._sample(index, x[:1], options)
         return answer
 
-    def _search_rows(self, index: Any, x: Floats, options: Options) -> Answer:
+    def _search_rows(self, index: Any, x: Floats, options: Options) -> Results:
         if 1 < len(x) < FEW:
             parts = [index.search(row[None], **options.arguments) for row in x]
             return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         threads = {} if len(x) == 1 else self._threads
-        answer: Answer = index.search(x, **options.arguments, **threads)
+        answer: Results = index.search(x, **options.arguments, **threads)
         return answer
 
     def _sample(self, index: Index, x: Floats, options: Options) -> None:
@@ -160,13 +164,25 @@ class Service:
 
     async def ask(self, question: str, options: dict[str, Any]) -> AskAnswer:
         """The texts that answer a question in words."""
-        asker = self._asker
-        if asker is None:
-            raise Refused(NOT_FOUND, "this index has no texts: ask it by vectors, with POST /search")
-        if isinstance(asker, AmipsError):
-            raise Refused(CONFLICT, str(asker))
-        call = partial(asker.ask, question, **options)
+        call = partial(self._can_ask().ask, question, **options)
         return await self._in_turn("questions", MOST_ASKS, call, self.limits.seconds)
+
+    def _can_ask(self) -> Asker:
+        """What answers questions; `Refused` if nothing does."""
+        if self._asker is None:
+            raise Refused(NOT_FOUND, "this index has no texts: ask it by vectors, with POST /search")
+        if isinstance(self._asker, AmipsError):
+            raise Refused(CONFLICT, str(self._asker))
+        return self._asker
+
+    async def explain(self, question: str | None, x: Floats | None, options: dict[str, Any]) -> Any:
+        """How one query is answered, beside other ways; refused while another is explained."""
+        asker = self._asker if isinstance(self._asker, Asker) else None
+        if x is None:
+            encode = partial(self._can_ask().encoded, question or "")
+            x = await self._in_turn("questions", MOST_ASKS, encode, self.limits.seconds)
+        call = partial(self._explainer.explain, self.index, x, options, asker)
+        return await self._in_turn("explanations", MOST_EXPLANATIONS, call, self.limits.seconds)
 
     async def add(self, request: ChangeRequest) -> NDArray[Any]:
         """Add keys; their ids."""
@@ -229,8 +245,7 @@ class Service:
         if self._waiting[kind] >= most:
             raise busy(f"too many {kind} are waiting: try again later")
         self._waiting[kind] += 1
-        thread = self._changing if kind == "changes" else self._asking
-        future = asyncio.wrap_future(thread.submit(call))
+        future = asyncio.wrap_future(self._threads_of[kind].submit(call))
 
         def end(done: "asyncio.Future[Result]") -> None:
             self._waiting[kind] -= 1

@@ -170,7 +170,7 @@ class Asker:
         With `best_effort`, a recall that cannot be had is a warning instead of an error.
         """
         k = checked_k(k)
-        x = self._encoded(question)
+        x = self.encoded(question)
         plain = with_facts(self.index.snapshot, labels=None)  # rows, not labels: rows are what texts have
         if plain.n != len(self.texts):
             raise BundleError(f"{self.path} has keys that were added without texts: search it by vectors")
@@ -190,7 +190,7 @@ class Asker:
         index = plain_index(self.index.snapshot)
         if isinstance(index, GraphSearcher):
             raise AmipsError(f"{self.path} walks a graph: it has no probes to compare")
-        x = self._encoded(question)
+        x = self.encoded(question)
         plain, keys = Searcher(index.store, None), getattr(index.store, "keys", None)
         # Codes find candidates only; the true best keys are found among the keys themselves.
         if keys is None:
@@ -203,7 +203,8 @@ class Asker:
             efforts.append(_effort(Searcher(index.store, index.model), x, best))
         return efforts
 
-    def _encoded(self, question: str) -> Floats:
+    def encoded(self, question: str) -> Floats:
+        """The vector of a question, [1, d]."""
         if not question.strip():
             raise AmipsError("the question is empty")
         return self.encoder.encode([question])
