@@ -1,11 +1,15 @@
 """`amips.fit` with graphs: asked for, chosen where they cost less, refused where options are of cells."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import amips
 from amips import exact, native
 from amips.fitting import fitting
+from amips.fitting.clock import Clock
+from amips.fitting.settings import Settings
 from amips.search import GraphSearcher, Report, recalls
 from helpers import generate, unit
 
@@ -190,3 +194,23 @@ def test_more_entries_where_keys_are_in_tight_clusters(tmp_path, capsys):
     assert recalls(found, exact.top_k(keys, queries[4000:], 10)[1], 10).mean() > 0.94
     assert "256 entries" in capsys.readouterr().out
     assert index.cost(queries[4000:]).flops.mean() < 0.5 * 2 * index.n * index.d
+
+
+@pytest.mark.parametrize(("late", "tried"), [(False, [64, 256, 1024]), (True, [64])])
+def test_more_entries_are_tried_while_there_is_time(monkeypatch, tmp_path, capsys, late, tried):
+    """No number of entries reaches the recall; each graph takes most of the time, or hardly any."""
+    now, measured = [0.0], []
+
+    def measure(self, builder, candidate):
+        measured.append(candidate.design)
+        now[0] += 50.0 if late else 0.1
+        return "graph", np.inf
+
+    monkeypatch.setattr(fitting.Fitting, "_measured", measure)
+    monkeypatch.setattr(fitting, "graph_design", lambda task, **options: options["entries"])
+    settings = Settings(1, None, 0.9, "flops", None, None, "graph", None, 0, 0, None)
+    fit = fitting.Fitting(tmp_path, settings, False, None, None, Clock(60.0, lambda: now[0]))
+    builder = SimpleNamespace(task=SimpleNamespace(n=10**6), resolved=lambda design: design)
+    assert fit._with_graph(builder, None) == "graph"
+    assert measured == tried
+    assert ("no time to try graphs of 256 entries" in capsys.readouterr().out) == late

@@ -1,6 +1,7 @@
 """`memory=` of a fit: keys twice as large as what the process may allocate, from labels to answers."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -126,6 +127,10 @@ def test_the_storage_is_one_that_fits():
 
 def test_too_little_for_anything_is_said_at_once(tmp_path):
     keys, queries = make_world(500, 200, 16, seed=1)
-    with pytest.raises(amips.VectorError, match="too little"):
+    with pytest.raises(amips.VectorError, match=r"^memory=1000 bytes is too little for d = 16") as caught:
         amips.fit(keys, queries, memory=1000, minutes=0.02, out=tmp_path / "b", quiet=True)
     assert list(tmp_path.iterdir()) == []
+    least = int(re.search("at least ([0-9]+) are", str(caught.value))[1])
+    with pytest.raises(amips.VectorError, match=f"^memory={least - 1} bytes .* at least {least} are needed"):
+        amips.fit(keys, queries, memory=least - 1, minutes=0.02, quiet=True)
+    assert amips.fit(keys, queries, memory=least, minutes=0.05, quiet=True).n == 500  # what it said is enough

@@ -84,6 +84,42 @@ def test_a_shard_that_is_slow_is_missing_after_the_timeout(deployed, pair, shard
     assert any("no answer in 0.0001 s" in reason for reason in answer.silent.values())
 
 
+def until(condition, seconds=40):
+    """Wait until it holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_replicas_take_over_when_a_node_is_killed(cluster, deployed, pair, shard_task):
+    import ray
+    from ray._private.state import actors
+
+    x = np.asarray(shard_task.test.queries)
+    whole = load_shards(pair).search(x)[1]
+    (lost,) = cluster.worker_nodes
+
+    def serving():
+        """The nodes of the replicas that live."""
+        alive = [actor for actor in actors().values() if actor["State"] == "ALIVE"]
+        return [actor["Address"]["NodeID"] for actor in alive if "amips-00" in actor["Name"]]
+
+    until(lambda: len(serving()) == 4)  # those that were killed before are back
+    assert lost.node_id in serving()
+    cluster.remove_node(lost, allow_graceful=False)
+
+    def missed():
+        answer = deployed.ask(x)  # while the node is being missed, too
+        assert answer.complete, answer.silent
+        assert (answer.missing == 0).all()
+        assert (answer.ids == whole).all()
+        return sum(node["Alive"] for node in ray.nodes()) == 1
+
+    until(missed)
+    assert (connect_shards(pair, timeout=60).search(x)[1] == whole).all()
+
+
 def test_a_shard_that_is_wholly_gone_is_missing_and_said_to_be(deployed, shard_task):
     from ray import serve
 

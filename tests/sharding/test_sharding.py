@@ -325,3 +325,42 @@ def test_too_many_shards_leave_nothing_behind(shard_task, tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(amips.AmipsError, match="source"):
         amips.shard(np.zeros((3, 4)), shards=2, out=tmp_path / "out")
+
+
+def run(*words):
+    from click.testing import CliRunner
+
+    from amips.cli import cli
+
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def test_info_and_search_take_a_directory_of_shards(sharded, shard_task, tmp_path):
+    x, index = queries_of(shard_task), load_shards(sharded)
+    np.save(tmp_path / "x.npy", x)
+    shown = run("info", sharded)
+    assert shown.exit_code == 0, shown.output
+    assert "1,500" in shown.output
+    assert "4, of " in shown.output
+    assert "missing" not in shown.output
+    done = run("search", sharded, tmp_path / "x.npy", "--recall", "0.9", "--out", tmp_path / "h.npz")
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "h.npz") as hits:
+        assert (hits["ids"] == index.search(x, recall=0.9)[1]).all()
+    refused = run("search", sharded, tmp_path / "x.npy", "--where", "a = 1")
+    assert isinstance(refused.exception, amips.AmipsError)
+    assert "--where" in str(refused.exception)
+
+
+def test_a_search_of_fewer_shards_says_what_is_missing(sharded, shard_task, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(sharded, copy)
+    shutil.rmtree(copy / "shard-001")
+    np.save(tmp_path / "x.npy", queries_of(shard_task))
+    assert isinstance(run("search", copy, tmp_path / "x.npy").exception, amips.BundleError)
+    done = run("search", copy, tmp_path / "x.npy", "--partial", "--out", tmp_path / "h.npz")
+    assert done.exit_code == 0, done.output
+    missing = load_shards(copy, partial=True).ask(queries_of(shard_task)).missing
+    assert "shard 1 did not answer" in done.output
+    assert f"{missing.mean():.1%} of the expected top keys, up to {missing.max():.1%}" in done.output
+    assert "missing" in run("info", copy).output

@@ -23,10 +23,12 @@ from amips.cli.options import (
     plain_warnings,
     points_table,
 )
+from amips.cli.shards import search_shards
 from amips.files import read_json
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES
 from amips.search import KEEP_LOG, GraphSearcher, Searcher, WrappedIndex, measure, plain_index
+from amips.sharding import is_sharded
 from amips.tables import text_table
 from amips.task import Task, load_task
 from amips.terminal import one_line
@@ -131,6 +133,7 @@ def _compare_with_centroids(index: Searcher, task: Task) -> None:
 @click.option(
     "--skip-bad", is_flag=True, help="No results for queries that are not finite, instead of an error."
 )
+@click.option("--partial", is_flag=True, help="Of shards: search those there are, and say what is missing.")
 @click.option("--out", type=output_file, help="A file to write.  [default: JSON lines to standard output]")
 def search(
     bundle: Path,
@@ -142,9 +145,10 @@ def search(
     trusted: tuple[Path, ...],
     skip_bad: bool,
     chosen: str | None,
+    partial: bool,
     **options: Any,
 ) -> None:
-    """Search BUNDLE for the best keys of QUERIES.
+    """Search BUNDLE, or a directory of shards, for the best keys of QUERIES.
 
     QUERIES is a file of vectors, or of one vector. The ending of --out decides about the format: .npz (arrays
     scores and ids), .csv .tsv .parquet .arrow .feather (columns query, rank, id, score) or .jsonl (a line for
@@ -152,6 +156,13 @@ def search(
     """
     if out is not None:
         check_hits_file(out)
+    if is_sharded(bundle):
+        more = {"index": index, "trusted": trusted, "skip_bad": skip_bad, "filter": chosen}
+        options = {name: value for name, value in (options | more).items() if value}
+        search_shards(bundle, queries, k, out, mmap, partial, options)
+        return
+    if partial:
+        raise amips.AmipsError(f"--partial is of shards; {bundle} is not in shards: leave it out")
     searcher: Any = amips.load(bundle, mmap=mmap, index=index, trusted=list(trusted) or None)
     x = open_vectors(queries, "queries", single=True)
     if x.d != searcher.d:

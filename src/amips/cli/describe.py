@@ -37,8 +37,8 @@ from amips.terminal import one_line
 def info(path: Path, design: bool, trusted: tuple[Path, ...]) -> None:
     """Print what PATH holds.
 
-    PATH is a bundle, a task, a training run or the results of a bench. Of a bundle: its design, the recall
-    that it serves, the report of amips fit, and what was measured.
+    PATH is a bundle, a directory of shards, a task, a training run or the results of a bench. Of a bundle:
+    its design, the recall that it serves, the report of amips fit, and what was measured.
     """
     if not path.exists():
         raise amips.AmipsError(f"{path} does not exist")
@@ -49,6 +49,8 @@ def info(path: Path, design: bool, trusted: tuple[Path, ...]) -> None:
         raise amips.AmipsError(f"{path} is not a bundle: it is not signed")
     elif design:
         raise amips.AmipsError(f"{path} is not a bundle: it has no design")
+    elif "shards" in kinds:
+        _shards(path)
     elif "task" in kinds:
         _task(path)
     elif (path / DESCRIPTION).exists():
@@ -145,6 +147,23 @@ def _print_points(points: list[Point], n: int, d: int) -> None:
     if points:
         echo("\non held-out queries, keys and FLOPs as shares of a full scan:\n")
         echo(points_table(points, n, d))
+
+
+def _shards(path: Path) -> None:
+    index = amips.load_shards(path, verify=False, mmap=True, partial=True)
+    sizes, stored = index.sizes, index.sizes.sum() / index.n
+    facts = [("keys", f"{index.n:,}"), ("dimension", f"{index.d}")]
+    facts += [("shards", f"{len(sizes)}, of {sizes.min():,} to {sizes.max():,} keys")]
+    facts += [("keys stored", f"{stored:.2f} times, copies among them"), ("router", index.router.name)]
+    if index.target_recall is not None:
+        facts.append(("serves recall@10", f"{index.target_recall:g}"))
+    for shard in range(len(sizes)):
+        try:
+            index.local(shard)
+        except amips.AmipsError as problem:
+            facts.append(("missing", str(problem)))
+    _print_facts("shards of", path, facts)
+    _print_points(list(index.points), index.n, index.d)
 
 
 def _task(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""shard: from a task or a bundle to shards."""
+"""shard: from a task or a bundle to shards; what search does with them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,14 @@ from typing import Any
 import click
 
 import amips
-from amips.cli.options import cli, echo, output, path
+from amips.cli.hits import writing_hits
+from amips.cli.options import cli, echo, output, path, plain_warnings
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES
 from amips.sharding import COPIES, KINDS, SLACK
+from amips.vectors import inspect, open_vectors
+
+EFFORT = {"recall", "probes", "min_mass", "best_effort"}  # options of a search that shards have, too
 
 
 @cli.command()
@@ -44,3 +48,43 @@ def shard(source: Path, out: Path, **options: Any) -> None:
     echo(
         f"a search for recall@10 {index.target_recall:g} asks {asked:.2f} of {len(index.sizes)} shards on val"
     )
+
+
+def search_shards(
+    directory: Path,
+    queries: str,
+    k: int,
+    out: Path | None,
+    mmap: bool,
+    partial: bool,
+    options: dict[str, Any],
+) -> None:
+    """Search a directory of shards and write the results; say what is missing where shards are.
+
+    Args:
+        partial: go on although shards are missing or damaged.
+        options: of the command, those that were given; AmipsError if one is not of shards.
+    """
+    if others := options.keys() - EFFORT:
+        name = min(others).replace("_", "-")
+        raise amips.AmipsError(f"--{name}: {directory} is in shards, which cannot have that; leave it out")
+    index = amips.load_shards(directory, mmap=mmap, partial=partial)
+    x = open_vectors(queries, "queries", single=True)
+    if x.d != index.d:
+        raise amips.VectorError(f"{x.name} has dimension {x.d}, {directory} needs {index.d}")
+    inspect(x, zero="keep", any_norm=True)
+    silent: dict[int, str] = {}
+    total, most = 0.0, 0.0
+    with plain_warnings(), writing_hits(out) as write:
+        for first, block in x.blocks():
+            answer = index.ask(block, k, **options)
+            write(first, answer.scores, answer.ids)
+            silent |= answer.silent
+            total, most = total + float(answer.missing.sum()), max(most, float(answer.missing.max()))
+    for shard, reason in sorted(silent.items()):
+        echo(f"warning: shard {shard} did not answer: {reason}", err=True)
+    if silent:
+        share = f"{total / x.n:.1%} of the expected top keys, up to {most:.1%} of a query's"
+        echo(f"warning: {share}, lie in shards that did not answer and are missing", err=True)
+    if out is not None:
+        echo(f"{out}: the best {k} keys of {x.n:,} {'query' if x.n == 1 else 'queries'}")

@@ -259,17 +259,28 @@ def check_memory(memory: int, d: int, k: int, c: int) -> None:
     _row_bytes(memory, d, max(k * TOP_BYTES, c * CELL_BYTES))
 
 
+def least_memory(d: int, k: int) -> int:
+    """Bytes that finding the top k keys takes at least."""
+    return _least(_rows_of(d, k * TOP_BYTES))
+
+
 def _row_bytes(memory: int, d: int, per_query: int) -> tuple[int, int, int]:
     """What one row takes: of a shard, of a block of queries at work, of a block of keys."""
+    rows = _rows_of(d, per_query)
+    if memory < (least := _least(rows)):
+        raise VectorError(f"memory={memory} bytes is too little for d = {d}; at least {least} are needed")
+    return rows
+
+
+def _rows_of(d: int, per_query: int) -> tuple[int, int, int]:
     # One thing resident for each query of a shard: its vector and its running result (twice over while
     # it is sorted or transposed); for each query of a block at work: a row of the widest tile.
     shard_row = 2 * (4 * d + per_query)
-    block_row = 2 * 4 * TILE + shard_row
-    key_row = 2 * 4 * d
-    least = LEAST_BLOCK * block_row + TILE * key_row
-    if memory < least:
-        raise VectorError(f"memory={memory} bytes is too little for d = {d}; at least {least} are needed")
-    return shard_row, block_row, key_row
+    return shard_row, 2 * 4 * TILE + shard_row, 2 * 4 * d
+
+
+def _least(rows: tuple[int, int, int]) -> int:
+    return LEAST_BLOCK * rows[1] + TILE * rows[2]
 
 
 def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_keys: bool) -> Plan:

@@ -2,19 +2,29 @@
 
 from pathlib import Path
 
+from amips import exact
 from amips.cells import POINTS_PER_CELL
-from amips.errors import AmipsError
+from amips.errors import AmipsError, VectorError
 from amips.files import read_json, write_json
 from amips.fitting.candidates import counts
 from amips.fitting.clock import PARTITIONS_END, Clock
 from amips.fitting.rate import partition_seconds
 from amips.fitting.settings import Settings
 from amips.task import Task
+from amips.vectors import Vectors
 
 ITERATIONS = 10  # of k-means
 TRIALS, FEWEST_POINTS = 4, 16  # k-means looks at fewer points a cell, if so many trials would take too long
 VAL_BYTES = 24  # working memory of a held-out query for each cell, while a router is judged
 EXACT_SHARE = 2  # exact search takes this part of the memory: sorting out equal keys takes some, too
+
+
+def check_exact_memory(memory: int, keys: Vectors, k: int) -> None:
+    """VectorError if the memory of a fit is too little for its part that finds the top k keys."""
+    least = EXACT_SHARE * exact.least_memory(keys.d, k)
+    if memory < least:
+        too_little = f"memory={memory} bytes is too little for d = {keys.d}"
+        raise VectorError(f"{too_little}; at least {least} are needed")
 
 
 def affordable_cells(

@@ -26,7 +26,7 @@ from amips.cells import POINTS_PER_CELL
 from amips.design import MEMORY, OWN, Design, GraphStorage
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, remove_directory, write_json
-from amips.fitting.affordable import EXACT_SHARE, ITERATIONS, affordable_cells
+from amips.fitting.affordable import EXACT_SHARE, ITERATIONS, affordable_cells, check_exact_memory
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
 from amips.fitting.clock import BUILD_END, LABEL_TIME, PARTITIONS_END, SECOND_END, TRAINING_END, Clock
 from amips.fitting.ending import Ending
@@ -36,10 +36,7 @@ from amips.fitting.settings import Settings
 from amips.fitting.trials import Trials
 from amips.graph import DEGREE, LOG_DEPTH
 from amips.index import graph_bytes
-from amips.search import (
-    Searcher,
-    Snapshot,
-)
+from amips.search import Searcher, Snapshot
 from amips.task import HELD_OUT, Task, label
 from amips.vectors import Vectors, open_vectors
 
@@ -61,22 +58,17 @@ class Fitting(Trials):
     """One call of `fit` and its work in progress."""
 
     def __init__(
-        self,
-        work: Path,
-        settings: Settings,
-        quiet: bool,
-        device: str | None = None,
-        ray: str | None = None,
-        clock: Clock | None = None,
+        self, work: Path, settings: Settings, quiet: bool, device: str | None, ray: str | None, clock: Clock
     ) -> None:
         super().__init__(settings, quiet)
-        self.work, self.device, self.ray = work, device, ray
+        self.work, self.device, self.ray, self.clock = work, device, ray, clock
         self.seconds = 60 * settings.minutes
-        self.clock = clock or Clock(self.seconds)
         self.rate = 0.0  # FLOPs a second, of exact search with numpy
 
     def run(self, keys: Vectors, queries: Vectors) -> Snapshot:
         """The best index, with its report."""
+        if self.settings.memory is not None:
+            check_exact_memory(self.settings.memory, keys, min(self._depth, keys.n))
         task = self._label(keys, queries)
         self.clock.note_labelled()
         graph = self._tries_graph(task)
@@ -127,6 +119,9 @@ class Fitting(Trials):
         best: Snapshot | None = cells
         least = math.inf if cells is None else self.cost(cells)
         for entries in ENTRIES:
+            if entries > ENTRIES[0] and self.clock.spent >= BUILD_END * self.seconds:
+                self.say(f"no time to try graphs of {entries:,} entries: give more minutes")
+                break
             designs = [
                 builder.resolved(graph_design(builder.task, storage=storage, entries=entries, learned=one))
                 for one in (True, False)
@@ -188,7 +183,7 @@ class Fitting(Trials):
                 out=self.work / WORK_TASK,
                 cells=1,
                 split=self.settings.order,
-                k=LOG_DEPTH if self.settings.order is None else max(LOG_DEPTH, MEMORY),
+                k=self._depth,
                 seed=seed,
                 memory=self._exact_memory,
                 device=self.device,
@@ -199,6 +194,11 @@ class Fitting(Trials):
             if not (self.work / WORK_TASK).exists():  # refused before anything was done
                 self.remove()
             raise
+
+    @property
+    def _depth(self) -> int:
+        """Top keys that are found of each query."""
+        return LOG_DEPTH if self.settings.order is None else max(LOG_DEPTH, MEMORY)
 
     @property
     def _exact_memory(self) -> int:
