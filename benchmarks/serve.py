@@ -34,7 +34,7 @@ from amips import backends, exact
 from amips.design import Design
 from amips.nets import Linear
 from amips.search import recalls
-from amips.serving import Application, Service
+from amips.serving import Application, RequestLog, Service
 from amips.vectors import Floats
 
 RECALL, TOP, HELD_OUT, CONNECTIONS, ROUNDS = 0.95, 10, 2000, 64, 3
@@ -97,7 +97,8 @@ def serve_hnsw(work: Path, port: int, batching: bool) -> None:
     """Serve it, in this process."""
     import uvicorn
 
-    app = Application(Service(lambda: Hnsw(work), batching=batching, threads=1), local=True)
+    service = Service(lambda: Hnsw(work), batching=batching, threads=1)
+    app = Application(service, local=True, requests_log=RequestLog())
     uvicorn.run(app, port=port, log_level="warning", access_log=False)
 
 

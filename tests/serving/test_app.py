@@ -543,7 +543,7 @@ def test_info_health_and_openapi(app):
     assert info["attributes"] == {"price": "int64"}
     assert info["limits"]["rows"] == 1024
     assert health == {"status": "ready"}
-    assert set(document["paths"]) == app._paths
+    assert set(document["paths"]) == set(app._calls)
     assert document["openapi"].startswith("3.1")
 
 
@@ -615,3 +615,14 @@ def test_whatever_is_sent_is_answered_with_200_or_4xx(own_bundle):
         loop.run_until_complete(client.aclose())
         loop.run_until_complete(app.service.close())
         loop.close()
+
+
+def test_methods(app):
+    async def conversation(client):
+        return await client.head("/health"), await client.get("/search"), await client.post("/info")
+
+    head, get, post = talk(app, conversation)
+    assert head.status_code == 200
+    assert (get.status_code, get.headers["allow"]) == (405, "POST")
+    assert (post.status_code, post.headers["allow"]) == (405, "GET, HEAD")
+    assert "another method" in post.json()["error"]

@@ -12,11 +12,12 @@ import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from amips.serving.answers import MANY, failure, json_answer, results_json, timed
 from amips.serving.bodies import LARGE, Aside, Bodies
+from amips.serving.logs import RequestLog
 from amips.serving.openapi import document
 from amips.serving.pages import page
 from amips.serving.prometheus import CONTENT_TYPE
@@ -46,6 +47,8 @@ WRITE = {*CHANGES, "/reload"}
 MOST_REQUESTS = 4096  # at a time
 GONE = 499  # status in the log: the client left
 
+Answering = Callable[[Request], Awaitable[Response]]
+
 TASK = "amips.task"  # of a scope: what answers the request
 
 log = logging.getLogger("amips.serving")
@@ -68,7 +71,7 @@ class Application:
         service: what is served.
         tokens: who may ask, and who may change.
         local: it is reached from this machine alone: without a token, under no other name.
-        log_requests: a line for each request; otherwise for those that failed.
+        requests_log: is told of each request.
     """
 
     def __init__(
@@ -77,31 +80,30 @@ class Application:
         tokens: Tokens | None = None,
         *,
         local: bool = False,
-        log_requests: bool = True,
+        requests_log: RequestLog | None = None,
     ) -> None:
-        self.service, self._tokens, self._log_requests = service, tokens or Tokens(), log_requests
+        self.service, self._tokens, self._requests_log = service, tokens or Tokens(), requests_log
         self._check_host = local and self._tokens.read is None
         self._bodies, self._aside = Bodies(service.limits.body), Aside()
         self._requests = 0
-        get: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        get: dict[str, Answering] = {
             "/": self._page,
             "/health": self._health,
             "/info": self._info,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
-        post: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        post: dict[str, Answering] = {
             "/search": self._search,
             "/ask": self._ask,
             "/explain": self._explain,
             "/reload": self._reload,
             **dict.fromkeys(CHANGES, self._change),
         }
-        # Routes are tried in turn: what is asked for most comes first.
-        routes = [Route(path, call, methods=["POST"]) for path, call in post.items()]
-        routes += [Route(path, call, methods=["GET"]) for path, call in get.items()]
-        self._paths = {*get, *post}
-        self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+        # By path as it is: there are no parameters in it, and a router would take a fifth of a short request.
+        self._calls = {path: ("GET", call) for path, call in get.items()}
+        self._calls |= {path: ("POST", call) for path, call in post.items()}
+        self._start = Router(lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
@@ -114,11 +116,8 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; whatever goes wrong is one line of JSON."""
-        scope["app"] = (
-            self  # where there is one, routes leave it to the application to say that there is none
-        )
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
+            await self._start(scope, receive, send)
             return
         start, status = time.perf_counter(), 0
         scope[TASK] = asyncio.current_task()
@@ -132,7 +131,8 @@ class Application:
 
         try:
             self._check(scope)
-            await self._router(scope, receive, note_status)
+            answer = await self._called(scope)(Request(scope, receive))
+            await answer(scope, receive, note_status)
         except ClientGone:
             status = GONE
         except asyncio.CancelledError:
@@ -157,22 +157,27 @@ class Application:
         if self._check_host:
             check_host(headers.get(b"host", b""))
         self._tokens.check(headers.get(b"authorization", b""), write=path in WRITE)
-        if path not in self._paths:  # as it is: routes match a path with a line end behind it, too
+        if path not in self._calls:
             raise HTTPException(404)
         self._check_loaded()
+
+    def _called(self, scope: Scope) -> Answering:
+        """What answers a request whose path exists; a HEAD is answered as a GET, whose body is not sent."""
+        method, call = self._calls[scope["path"]]
+        if scope["method"] != method and (scope["method"], method) != ("HEAD", "GET"):
+            raise HTTPException(405, headers={"allow": "GET, HEAD" if method == "GET" else method})
+        return call
 
     def _check_loaded(self) -> None:
         if self.service.index is None:
             raise busy("the index is being loaded: try again later")
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        path = scope["path"] if scope["path"] in self._paths else "other"
-        counters = self.service.counters
-        counters.requests.labels(path, str(status)).inc()
-        counters.seconds.labels(path).observe(seconds)
-        if self._log_requests or status >= 400:
+        path = scope["path"] if scope["path"] in self._calls else "other"
+        self.service.counters.note_request(path, status, seconds)
+        if self._requests_log is not None:
             facts = {"method": scope["method"], "path": path, "status": status, "ms": round(1e3 * seconds, 3)}
-            log.info("request", extra={"facts": {**facts, **scope.get("amips", {})}})
+            self._requests_log.note({**facts, **scope.get("amips", {})})
 
     async def _health(self, _: Request) -> Response:
         self._check_loaded()

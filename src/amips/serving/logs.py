@@ -1,10 +1,12 @@
 """Logs as lines of JSON, without a word of what was asked."""
 
+import asyncio
 import json
 import logging
 import sys
 import time
 import traceback
+from functools import lru_cache
 from typing import Any
 
 
@@ -13,11 +15,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, Any] = {
-            "time": f"{stamp}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-        }
+        line: dict[str, Any] = {"time": _stamp(record.created), "level": record.levelname.lower()}
         line["event"] = " ".join(record.getMessage().split())
         line |= getattr(record, "facts", {})
         if record.exc_info and record.exc_info[1] is not None:
@@ -27,6 +25,45 @@ class JsonFormatter(logging.Formatter):
             line["problem"] = type(problem).__name__
             line["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
         return json.dumps(line)
+
+
+class RequestLog:
+    """A line for each request, in the format of the other lines; those of one moment are written together.
+
+    By way of `logging` a line took a third of the time of a short request.
+
+    Args:
+        failures_only: no line for what was answered as it was asked.
+    """
+
+    def __init__(self, *, failures_only: bool = False) -> None:
+        self._failures_only = failures_only
+        self._lines: list[str] = []
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Write a line with these facts, `status` among them, when the loop has done what it is at."""
+        if self._failures_only and facts["status"] < 400:
+            return
+        if not self._lines:
+            asyncio.get_running_loop().call_soon(self._write)
+        head = f'{{"time": "{_stamp(time.time())}", "level": "info", "event": "request", '
+        self._lines.append(f"{head}{json.dumps(facts)[1:]}\n")
+
+    def _write(self) -> None:
+        lines, self._lines = self._lines, []
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
+
+
+def _stamp(seconds: float) -> str:
+    """A time in UTC, to the millisecond."""
+    whole = int(seconds)
+    return f"{_to_the_second(whole)}.{int(1000 * (seconds - whole)):03d}Z"
+
+
+@lru_cache(2)
+def _to_the_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def log_as_json() -> None:

@@ -63,9 +63,19 @@ class Counters:
             "amips_adapted", "1 while recalls are served as recent queries need it, not as fitted.", "livemax"
         )
         self.drift_p.set(1)
+        self._of_requests: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def _gauge(self, name: str, words: str, mode: str) -> Gauge:
         return Gauge(name, words, registry=self._registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+
+    def note_request(self, path: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        both = self._of_requests.get((path, status))
+        if both is None:  # to find a counter by its labels takes longer than to count
+            both = self.requests.labels(path, str(status)), self.seconds.labels(path)
+            self._of_requests[path, status] = both
+        both[0].inc()
+        both[1].observe(seconds)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
         """Count a batch."""

@@ -5,6 +5,7 @@ import hmac
 import os
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from amips.errors import AmipsError
@@ -64,6 +65,7 @@ def read_tokens(settings: Settings) -> Tokens:
     return tokens
 
 
+@lru_cache(64)  # clients name the same again and again; what is refused is not kept
 def check_host(host: bytes) -> None:
     """`Refused` unless a request to a local service without a token names this machine.
 

@@ -20,7 +20,7 @@ from amips.errors import AmipsError
 from amips.search import read_bundle
 from amips.serving.app import Application, give_up
 from amips.serving.limits import Settings
-from amips.serving.logs import log_as_json
+from amips.serving.logs import RequestLog, log_as_json
 from amips.serving.prometheus import DIRECTORY
 from amips.serving.security import read_tokens
 from amips.serving.service import Service
@@ -159,7 +159,8 @@ def make_app(settings: Settings) -> Application:
 def _application(settings: Settings, service: Service) -> Application:
     sys.setswitchinterval(SWITCH)
     tokens = read_tokens(settings)
-    return SignalledApplication(service, tokens, local=settings.local, log_requests=settings.log_requests)
+    requests_log = RequestLog(failures_only=not settings.log_requests)
+    return SignalledApplication(service, tokens, local=settings.local, requests_log=requests_log)
 
 
 class SignalledApplication(Application):
