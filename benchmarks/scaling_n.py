@@ -1,6 +1,7 @@
 """Does the gain over FAISS grow or vanish with the number of keys? Cells and a graph against IVF and IVF PQ.
 
     python benchmarks/scaling_n.py WORK [--sizes 1e4 1e5 1e6 2e6] [--dim 128] [--logs fixed growing]
+        [--systems IVF "IVF PQ" cells graph]
 
 The log has 20,000 queries ("fixed"), or one for every 20 keys, 5,000 at least ("growing"). Keys and queries
 are generated (`common.generated`). Baselines are swept over numbers of cells, and their best on test counts;
@@ -49,6 +50,7 @@ REFINES = (10, 40, 160)  # candidates of IVF PQ for each result, that are scored
 HELD_OUT = 1000
 FIXED, EACH, LEAST = 20_000, 20, 5_000  # queries of the log: fixed; one for so many keys, so many at least
 OURS = ("cells", "graph")
+SYSTEMS = ("IVF", "IVF PQ", *OURS)
 Figures = dict[str, float]
 
 
@@ -156,7 +158,7 @@ def table(lines: list[dict[str, Any]]) -> tuple[list[list[str]], str]:
                 costs.setdefault((kind, system), []).append((n, best[system] * n))
         baseline = min((best[one] for one in ("IVF", "IVF PQ") if one in best), default=math.nan)
         own = min((best[one] for one in OURS if one in best), default=math.nan)
-        shown = [f"{best[one]:.3%}" if one in best else "" for one in ("IVF", "IVF PQ", *OURS)]
+        shown = [f"{best[one]:.3%}" if one in best else "" for one in SYSTEMS]
         rows.append([f"{n:,}", kind, f"{log_length(kind, n):,}", *shown, f"{baseline / own:.2f}x"])
     growth = []
     for (kind, system), pairs in costs.items():
@@ -176,6 +178,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--logs", nargs="+", choices=["fixed", "growing"], default=["fixed", "growing"])
     parser.add_argument("--minutes", type=float, default=1.0, help="of training, for each router")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, help="to measure now")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     place = arguments.work / "scaling.jsonl"
@@ -186,7 +189,7 @@ def main() -> None:
             for system, setting, work in measurements(
                 arguments.work, n, arguments.dim, kind, arguments.minutes
             ):
-                if (n, kind, system, setting) in done:
+                if system not in arguments.systems or (n, kind, system, setting) in done:
                     continue
                 figures = {name: None if math.isnan(cost) else cost for name, cost in work().items()}
                 line = {"n": n, "log": kind, "system": system, "setting": setting, **figures}
