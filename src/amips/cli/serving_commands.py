@@ -53,7 +53,7 @@ def serve(
     error.
     """
     with needs_extra(
-        "amips serve", "serve", "starlette", "uvicorn", "prometheus_client", "httptools", "uvloop"
+        "amips serve", "serve", "starlette", "uvicorn", "prometheus_client", "httptools", "uvloop", "orjson"
     ):
         from amips.serving import Limits, Settings
         from amips.serving import serve as run

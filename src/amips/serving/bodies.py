@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import orjson
+
 from amips.serving.refusals import BAD_REQUEST, TOO_LARGE, ClientGone, Refused, busy
 
 Receive = Callable[[], Awaitable[Any]]
@@ -89,10 +91,8 @@ class Aside:
 
 def json_object(body: bytes, names: "set[str] | frozenset[str]") -> dict[str, Any]:
     """The JSON object of a body, with these fields alone."""
-    # Functions of Python, in place of float and int, which the parser would call without a pause.
-    pauses: dict[str, Any] = {} if len(body) < LARGE else {"parse_float": _float, "parse_int": _int}
     try:
-        value = json.loads(body, **pauses)
+        value = _parsed(body)
     except (ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
         raise Refused(BAD_REQUEST, f"the body is not JSON: {reason}") from None
@@ -101,6 +101,16 @@ def json_object(body: bytes, names: "set[str] | frozenset[str]") -> dict[str, An
     if unknown := value.keys() - names:
         raise Refused(BAD_REQUEST, f"unknown field {min(unknown)[:60]!r}: expected {in_words(names)}")
     return value
+
+
+def _parsed(body: bytes) -> Any:
+    if len(body) < LARGE:
+        try:
+            return orjson.loads(body)  # twelve times as fast as Python's own
+        except orjson.JSONDecodeError:
+            return json.loads(body)  # which takes NaN, so that a better line can be said of it
+    # Functions of Python, in place of float and int, which the parser would call without a pause.
+    return json.loads(body, parse_float=_float, parse_int=_int)
 
 
 def check_values(body: bytes, rows: int, values: int) -> None:

@@ -222,7 +222,7 @@ def key_ids(name: str, value: Any) -> NDArray[Any]:
             raise AmipsError(f"{name}: a number does not fit in int64")
         return np.array(value, np.int64)
     if not all(isinstance(one, str) for one in value):
-        raise AmipsError(f"{name}: expected whole numbers, or strings, of one kind")
+        raise AmipsError(f"{name}: expected whole numbers of int64, or strings, of one kind")
     if 4 * len(value) * max(map(len, value)) > ID_BYTES:
         raise Refused(TOO_LARGE, f"{name}: too many strings, or too long ones, at a time")
     return np.array([_encodable(name, one) for one in value], np.str_)
