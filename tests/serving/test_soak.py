@@ -3,6 +3,8 @@
 import contextlib
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -42,9 +44,12 @@ def bad(server, end, statuses):
             time.sleep(0.05)
 
 
-def test_nothing_but_2xx_4xx_and_503_and_memory_does_not_grow(bundle, x):
+def test_nothing_but_2xx_4xx_and_503_and_memory_does_not_grow(bundle, x, tmp_path):
     statuses, sizes = [], []
-    with served(bundle, "--no-log-requests") as server:
+    copies = [shutil.copytree(bundle, tmp_path / name) for name in ("one", "other")]
+    link = tmp_path / "bundle"
+    link.symlink_to(copies[0])
+    with served(link, "--no-log-requests") as server:
         start = time.monotonic()
         end = start + SECONDS
         threads = [threading.Thread(target=good, args=(server, x, end, statuses, i)) for i in range(4)]
@@ -54,11 +59,18 @@ def test_nothing_but_2xx_4xx_and_503_and_memory_does_not_grow(bundle, x):
         process = psutil.Process(server.process.pid)
         while time.monotonic() < end:
             time.sleep(1)
+            copies.reverse()
+            (tmp_path / "next").symlink_to(copies[0])
+            os.replace(tmp_path / "next", link)
             server.process.send_signal(signal.SIGHUP)
             sizes.append((time.monotonic() - start, process.memory_info().rss))
         for thread in threads:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
+        reloads = re.search(
+            r'amips_reloads_total{result="changed"} (\d+)', httpx.get(f"{server.address}/metrics").text
+        )
+        assert int(reloads.group(1)) >= SECONDS / 2
         assert server.end() == 0
     wrong = {
         status for status in statuses if not (200 <= status < 300 or 400 <= status < 500 or status == 503)
