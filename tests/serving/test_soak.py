@@ -61,7 +61,7 @@ def test_nothing_but_2xx_4xx_and_503_and_memory_does_not_grow(bundle, x, tmp_pat
             time.sleep(1)
             copies.reverse()
             (tmp_path / "next").symlink_to(copies[0])
-            os.replace(tmp_path / "next", link)
+            (tmp_path / "next").replace(link)
             server.process.send_signal(signal.SIGHUP)
             sizes.append((time.monotonic() - start, process.memory_info().rss))
         for thread in threads:
