@@ -32,15 +32,16 @@ def timed(answer: Response, search: float, wait: float) -> Response:
     return answer
 
 
-def results_json(scores: Floats, ids: NDArray[Any]) -> str:
+def results_json(scores: Floats, ids: NDArray[Any], missing: Floats | None = None) -> str:
     """Scores and ids [m, k] as JSON, which has no infinite numbers: null where there is no result.
 
-    Row by row: between two of them another thread may go on.
+    Row by row: between two of them another thread may go on. With `missing`, what shards did not tell [m].
     """
     plain = np.isfinite(scores).all()
     score_rows = ", ".join(json.dumps(row.tolist() if plain else _finite(row)) for row in scores)
     id_rows = ", ".join(json.dumps(row.tolist()) for row in ids)
-    return f'{{"scores": [{score_rows}], "ids": [{id_rows}]}}'
+    more = "" if missing is None else f', "missing": {json.dumps(missing.tolist())}'
+    return f'{{"scores": [{score_rows}], "ids": [{id_rows}]{more}}}'
 
 
 def _finite(scores: Floats) -> list[float | None]:
