@@ -33,8 +33,8 @@ from amips.errors import (
 from amips.extras import needs_extra
 from amips.fitting import fit
 from amips.nets import KeyNet, Linear, MaxAffine, Recipe, SupportNet
-from amips.search import load, sign, verify, wrap
-from amips.sharding import load_shards, shard
+from amips.search import sign, verify, wrap
+from amips.sharding import load, load_shards, shard
 from amips.task import label
 from amips.version import __version__
 

@@ -71,8 +71,8 @@ def test_what_waits_together_is_searched_together_and_a_lone_request_at_once():
         ([2, 3, 5], "a"),
         ([4], "b"),
     ]
-    assert [scores[:, 0].tolist() for scores, _, _ in answers] == [[2], [4, 6], [8], [10]]
-    assert [ids[:, 0].tolist() for _, ids, _ in answers] == [[1], [2, 3], [4], [5]]
+    assert [scores[:, 0].tolist() for scores, *_ in answers] == [[2], [4, 6], [8], [10]]
+    assert [ids[:, 0].tolist() for _, ids, *_ in answers] == [[1], [2, 3], [4], [5]]
     assert batches == [(1, 1), (2, 3), (1, 1)]
 
 
@@ -108,7 +108,7 @@ def test_a_full_queue_refuses_at_once_and_a_late_request_is_not_searched():
         assert expired.value.status == 503
         search.go.set()
         await first
-        scores, _, _ = await kept
+        scores = (await kept).scores
         await batcher.close()
         return search, scores
 

@@ -57,6 +57,7 @@ def test_a_graph_is_compared_with_plain_cells_that_are_made_meanwhile(task, tmp_
     first, second = talk(app, conversation)
     assert (first["way"], first["cells"], first["map"]["what"]) == ("graph", [], "keys")
     assert any("ask again" in note for note in first["notes"])
+    assert not any("not compared" in note for note in first["notes"])
     assert "plain IVF" in second["methods"][1]["name"]
 
 

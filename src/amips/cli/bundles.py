@@ -228,11 +228,15 @@ def audit(
     skip_bad: bool,
     **options: Any,
 ) -> None:
-    """Say what recall BUNDLE has on QUERIES of now.
+    """Say what recall BUNDLE, or a directory of shards, has on QUERIES of now.
 
     A sample of them is searched for exactly. Ends with 3 if the recall is missed for sure and not adopted, so
     that a monitor notices; an error ends with 1.
     """
+    if adopt and is_sharded(bundle):
+        raise amips.BundleError(
+            f"--adopt: {bundle} is in shards, which serve as they were made; leave it out"
+        )
     index: Any = amips.load(bundle, mmap=mmap, trusted=list(trusted) or None)
     result = index.audit(queries, on_bad="skip" if skip_bad else "error", **options)
     echo(json.dumps(result.to_json()) if as_json else str(result))

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 import amips
 from amips.cli.options import ATTRIBUTES_HELP, IDS_HELP, cli, echo, path
 from amips.search import Index
+from amips.sharding import UNCHANGED, is_sharded
 from amips.vectors import read_ids
 
 
 def _opened(bundle: Path) -> Index:
+    if is_sharded(bundle):
+        raise amips.BundleError(f"{bundle}: {UNCHANGED}")
     index = amips.load(bundle)
     if not isinstance(index, Index):
         raise amips.AmipsError(f"{bundle} routes a FAISS index of your own: change that one")

@@ -157,11 +157,7 @@ def _shards(path: Path) -> None:
     facts += [("keys stored", f"{stored:.2f} times, copies among them"), ("router", index.router.name)]
     if index.target_recall is not None:
         facts.append(("serves recall@10", f"{index.target_recall:g}"))
-    for shard in range(len(sizes)):
-        try:
-            index.local(shard)
-        except amips.AmipsError as problem:
-            facts.append(("missing", str(problem)))
+    facts += [("missing", f"shard {shard}: {reason}") for shard, reason in index.absent.items()]
     _print_facts("shards of", path, facts)
     _print_points(list(index.points), index.n, index.d)
 

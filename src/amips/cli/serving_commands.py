@@ -31,6 +31,7 @@ from amips.extras import needs_extra
 )
 @click.option("--mmap", is_flag=True, help="Leave the keys on disk.")
 @click.option("--index", type=path, help="The FAISS index that BUNDLE routes, if it wraps one.")
+@click.option("--partial", is_flag=True, help="Of shards: serve those there are.")
 @click.option("--encoder", help="What encoded the texts of BUNDLE: a model's name or directory.")
 @click.option("--trusted", type=path, multiple=True, help=TRUSTED_HELP)
 @click.option(
@@ -46,7 +47,7 @@ def serve(
     client_timeout: float,
     **options: Any,
 ) -> None:
-    """Serve BUNDLE over HTTP, until SIGTERM.
+    """Serve BUNDLE, or a directory of shards, over HTTP, until SIGTERM.
 
     POST /search and /ask, GET /info, /health, /metrics and /openapi.json; with a token for changes POST /add,
     /remove, /update and /reload. SIGHUP takes in what others have changed. Logs are lines of JSON on standard

@@ -10,10 +10,8 @@ from amips.cli.hits import writing_hits
 from amips.cli.options import cli, echo, output, path, plain_warnings
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES
-from amips.sharding import COPIES, KINDS, SLACK
+from amips.sharding import COPIES, EFFORT, KINDS, SLACK
 from amips.vectors import inspect, open_vectors
-
-EFFORT = {"recall", "probes", "min_mass", "best_effort"}  # options of a search that shards have, too
 
 
 @cli.command()

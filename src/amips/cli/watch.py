@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-import amips
 from amips.cli.options import TRUSTED_HELP, cli, echo, path, plain_warnings
-from amips.search import REFIT_MINUTES
+from amips.search import REFIT_MINUTES, load
 
 DRIFTED = 3  # how a comparison ends that finds drift: other than an error
 
@@ -28,7 +27,7 @@ def drift(
     Ends with 3 if they do not, so that a monitor notices; an error ends with 1. Queries like the log are
     called drift in at most 1 % of the looks.
     """
-    index = amips.load(bundle, mmap=mmap, trusted=list(trusted) or None, watch=False)
+    index = load(bundle, mmap=mmap, trusted=list(trusted) or None, watch=False)
     with plain_warnings():
         result = index.drift(queries, seed=seed)
     echo(json.dumps(result.to_json()) if as_json else str(result))
@@ -47,7 +46,7 @@ def refit(bundle: Path, queries: str, minutes: float, seed: int, as_json: bool) 
 
     BUNDLE is replaced in one step, if that is better on the newest of them; amips rollback undoes it.
     """
-    with amips.load(bundle, watch=False) as index, plain_warnings():
+    with load(bundle, watch=False) as index, plain_warnings():
         result = index.refit(queries, minutes, seed=seed)
     echo(json.dumps(result.to_json()) if as_json else f"{result}\namips rollback {bundle} undoes it")
 
@@ -59,6 +58,6 @@ def rollback(bundle: Path) -> None:
 
     Keys that were added or removed since stay so.
     """
-    with amips.load(bundle, watch=False) as index:
+    with load(bundle, watch=False) as index:
         index.rollback()
     echo(f"{bundle}: as before its last refit")

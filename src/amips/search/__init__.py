@@ -3,7 +3,7 @@
 from amips.search.adapting import Adaptation, safer
 from amips.search.applying import compacted, live_keys
 from amips.search.attributes import Attributes, read_table
-from amips.search.auditing import Audit, Recall, audit, effort_in_words
+from amips.search.auditing import SAMPLE, Audit, Recall, audit, draw_queries, effort_in_words
 from amips.search.bundle import read_index, save
 from amips.search.bundle_directory import TEXT_MANIFEST, bundle_stamp, check_bundle_place, read_bundle
 from amips.search.bundle_state import Opened
@@ -12,7 +12,7 @@ from amips.search.cost import Cost
 from amips.search.drift import FALSE_ALARMS, Comparison, Drift, Reference, growth
 from amips.search.drop_in_search import DROP_IN_CANDIDATES
 from amips.search.effort import effort_for
-from amips.search.explaining import Explanation, explain
+from amips.search.explaining import NOT_COMPARED, Explanation, explain
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.inputs import (
     check_labels,
@@ -63,6 +63,7 @@ from amips.search.since import keys_at
 from amips.search.spill import checked_second, first_of, ranked, second_cells
 from amips.search.traffic import Traffic
 from amips.search.two_samples import holm, kolmogorov_smirnov
+from amips.search.watching import Watch
 from amips.search.wrapped import WrappedIndex
 from amips.search.wrapping import wrap
 
@@ -73,7 +74,9 @@ __all__ = [
     "FALSE_ALARMS",
     "KEEP_LOG",
     "MARGINS",
+    "NOT_COMPARED",
     "REFIT_MINUTES",
+    "SAMPLE",
     "TEXTS",
     "TEXT_MANIFEST",
     "Adaptation",
@@ -107,6 +110,7 @@ __all__ = [
     "Traffic",
     "Trial",
     "Verified",
+    "Watch",
     "WrappedIndex",
     "all_found",
     "assured_recalls",
@@ -123,6 +127,7 @@ __all__ = [
     "checked_second",
     "compacted",
     "cost_in_words",
+    "draw_queries",
     "effort_for",
     "effort_in_words",
     "estimate_routing",

@@ -74,7 +74,7 @@ class Audit:
     points: list[Point]
     needed: Point
     full_scan: float
-    index: Snapshot = field(repr=False, compare=False)
+    index: Any = field(repr=False, compare=False)
     matches: int | None = None
 
     @property
@@ -219,18 +219,7 @@ def exact_split(
     allowed: KeyMask | None = None,
 ) -> tuple[Split, int]:
     """A sample of the queries with their true top keys, and how many queries there were."""
-    vectors = queries if isinstance(queries, Vectors) else open_vectors(queries, "queries", single=True)
-    if vectors.d != index.d:
-        raise AmipsError(f"{vectors.name} has dimension {vectors.d}, this index needs {index.d}")
-    if vectors.n < 2:
-        raise AmipsError(f"{vectors.name} holds {vectors.n} query: a recall needs two at least")
-    if on_bad == "error":
-        inspect(vectors, zero="keep", any_norm=True)  # all of them: what is drawn is a matter of luck
-    rows = np.sort(np.random.default_rng(seed).choice(vectors.n, min(sample, vectors.n), replace=False))
-    x, bad = checked_queries(vectors.take(rows), index.d, on_bad)
-    x, rows = unit_rows(x[~bad])[0], rows[~bad]
-    if len(x) < 2:
-        raise AmipsError(f"{vectors.name} has too few queries that are finite")
+    x, rows, total = draw_queries(queries, index.d, sample, seed, on_bad)
     with limit_threads(threads):
         scores, ids = every_key(plain_index(index), x, allowed)
     nothing = np.empty((len(x), 0))
@@ -241,7 +230,26 @@ def exact_split(
         ids.astype(np.int32),
         nothing.astype(np.float32),
         nothing.astype(np.int32),
-    ), vectors.n
+    ), total
+
+
+def draw_queries(
+    queries: Any, d: int, sample: int, seed: int, on_bad: Literal["error", "skip"]
+) -> tuple[Floats, NDArray[np.int64], int]:
+    """A random sample of queries of unit norm [m, d], their rows [m], and how many there were in all."""
+    vectors = queries if isinstance(queries, Vectors) else open_vectors(queries, "queries", single=True)
+    if vectors.d != d:
+        raise AmipsError(f"{vectors.name} has dimension {vectors.d}, this index needs {d}")
+    if vectors.n < 2:
+        raise AmipsError(f"{vectors.name} holds {vectors.n} query: a recall needs two at least")
+    if on_bad == "error":
+        inspect(vectors, zero="keep", any_norm=True)  # all of them: what is drawn is a matter of luck
+    rows = np.sort(np.random.default_rng(seed).choice(vectors.n, min(sample, vectors.n), replace=False))
+    x, bad = checked_queries(vectors.take(rows), d, on_bad)
+    x, rows = unit_rows(x[~bad])[0], rows[~bad]
+    if len(x) < 2:
+        raise AmipsError(f"{vectors.name} has too few queries that are finite")
+    return x, rows, vectors.n
 
 
 def every_key(

@@ -29,6 +29,7 @@ Ids = NDArray[np.int64]
 Way = Literal["cells", "graph", "memory", "every key"]
 
 OURS, EXACT = "amips", "exact search"
+NOT_COMPARED = "a graph has no cells: it is not compared with plain IVF"
 MOST_BYTES = 1 << 31  # of keys that are scored one by one: a second or so
 
 
@@ -160,7 +161,7 @@ def _plain(index: Searcher | GraphSearcher, plain: PlainIvf | None, notes: list[
         return plain
     if isinstance(index, Searcher):
         return PlainIvf.of(index)
-    notes.append("a graph has no cells: it is not compared with plain IVF")
+    notes.append(NOT_COMPARED)
     return None
 
 

@@ -32,13 +32,14 @@ def timed(answer: Response, search: float, wait: float) -> Response:
     return answer
 
 
-def results_json(scores: Floats, ids: NDArray[Any]) -> bytes:
+def results_json(scores: Floats, ids: NDArray[Any], missing: Floats | None = None) -> bytes:
     """Scores and ids [m, k] as JSON, which has no infinite numbers: null where there is no result.
 
-    Row by row: between two of them another thread may go on.
+    Row by row: between two of them another thread may go on. With `missing`, what shards did not tell [m].
     """
     score_rows, id_rows = (b", ".join(orjson.dumps(row.tolist()) for row in rows) for rows in (scores, ids))
-    return b'{"scores": [%b], "ids": [%b]}' % (score_rows, id_rows)
+    more = b"" if missing is None else b', "missing": ' + orjson.dumps(missing.tolist())
+    return b'{"scores": [%b], "ids": [%b]%b}' % (score_rows, id_rows, more)
 
 
 def failure(problem: Exception) -> Response:

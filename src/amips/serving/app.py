@@ -209,12 +209,14 @@ class Application:
                 )
             request.scope["amips"] = {"rows": len(wanted.x), "k": wanted.options.k}
             start = time.perf_counter()
-            scores, ids, seconds = await self.service.search(wanted)
+            scores, ids, seconds, missing = await self.service.search(wanted)
         wait = time.perf_counter() - start - seconds
-        if request.headers.get("accept") == RAW and ids.dtype.kind == "i":
+        if request.headers.get("accept") == RAW and ids.dtype.kind == "i" and not wanted.partial:
             rows = np.ascontiguousarray(scores, "<f4").tobytes() + np.ascontiguousarray(ids, "<i8").tobytes()
             return timed(Response(rows, media_type=RAW), seconds, wait)
-        write = partial(results_json, scores, ids)
+        if wanted.partial and missing is None:  # of an index in one piece
+            missing = np.zeros(len(scores), np.float32)
+        write = partial(results_json, scores, ids, missing if wanted.partial else None)
         text = write() if scores.size < MANY else await self._aside.run(write, refuse=False)
         return timed(Response(text, media_type=JSON), seconds, wait)
 

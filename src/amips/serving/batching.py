@@ -20,7 +20,7 @@ from amips.errors import AmipsError, MemoryLimitError
 from amips.serving.refusals import busy
 from amips.vectors import Floats
 
-Results = tuple[Floats, NDArray[Any]]  # scores and ids, [m, k] each
+Results = tuple[NDArray[Any], ...]  # scores and ids [m, k]; of shards also what is missing [m]
 Search = Callable[[Floats, Any], Results]
 Observe = Callable[[int, int, float], None]  # requests and rows of a batch, seconds
 
@@ -30,11 +30,18 @@ FORGET = 0.1  # weight of the newest batch in the mean time of a row
 
 
 class Answer(NamedTuple):
-    """Scores [m, k] and ids [m, k] of one request, and the seconds that the search of its batch took."""
+    """The answer to one request.
+
+    Args:
+        scores, ids: [m, k] each.
+        seconds: that the search of its batch took.
+        missing: [m], of shards: the share of each query's expected top keys that lies in silent ones.
+    """
 
     scores: Floats
     ids: NDArray[Any]
     seconds: float
+    missing: Floats | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -50,8 +57,8 @@ class Batcher:
     """A bounded queue in front of a search.
 
     Args:
-        search: (rows [m, d], options) -> scores [m, k] and ids [m, k]; called in a thread of its own, and
-            never twice at a time.
+        search: (rows [m, d], options) -> scores [m, k] and ids [m, k], of shards also what is missing [m];
+            called in a thread of its own, and never twice at a time.
         queue: rows that may wait.
         together: search requests together; False searches each alone, to compare.
         observe: is told of each batch.
@@ -147,7 +154,7 @@ class Batcher:
         start = time.perf_counter()
         loop = asyncio.get_running_loop()
         try:
-            scores, ids = await loop.run_in_executor(self._thread, self._search, x, batch[0].options)
+            results = await loop.run_in_executor(self._thread, self._search, x, batch[0].options)
         except Exception as problem:
             # Options are those of all; what depends on one request, or on how many there are, is not.
             if len(batch) > 1 and (
@@ -166,7 +173,8 @@ class Batcher:
         for request in batch:
             high = low + len(request.x)
             if not request.answer.done():
-                request.answer.set_result(Answer(scores[low:high], ids[low:high], seconds))
+                scores, ids, *missing = (part[low:high] for part in results)
+                request.answer.set_result(Answer(scores, ids, seconds, *missing))
             low = high
         if self._observe is not None:
             self._observe(len(batch), len(x), seconds)

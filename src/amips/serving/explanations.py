@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from amips.errors import AmipsError
 from amips.search import (
+    NOT_COMPARED,
     Explanation,
     GraphSearcher,
     Index,
@@ -105,7 +106,8 @@ class Explainer:
             notes.append("the index has changed meanwhile: no map is drawn")
         texts = asker.texts if same and asker is not None and len(asker.texts) == snapshot.n else None
         values = _plain_values(result, texts)
-        values["notes"] += notes
+        # What becomes of plain IVF is noted here.
+        values["notes"] = [note for note in values["notes"] if note != NOT_COMPARED] + notes
         has_keys = result.top_numbers is not None  # otherwise they are many, or with another library
         values["map"] = self._map(snapshot, x, result) if same and has_keys else None
         return values

@@ -55,6 +55,7 @@ class Settings:
         batching: search requests together that wait together.
         threads: of a search: those of one that has few rows wait for each other more than they work.
         mmap, trusted, index: as of `amips.load`.
+        partial: of shards, serve those that there are.
         encoder: of questions, where it is not the one that the bundle names.
         log_requests: a line for each request; otherwise for those that failed.
     """
@@ -72,6 +73,7 @@ class Settings:
     mmap: bool = False
     trusted: tuple[Path, ...] = ()
     index: Path | None = None
+    partial: bool = False
     encoder: str | None = None
     log_requests: bool = True
 

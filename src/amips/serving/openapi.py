@@ -28,6 +28,11 @@ def document(limits: Limits) -> dict[str, Any]:
         "where": {"type": "string", "description": "a condition: lang = 'en' and price < 20"},
         "timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": limits.seconds},
     }
+    options["partial"] = {
+        "type": "boolean",
+        "default": False,
+        "description": "of shards: what there is, with the share of each query's top keys that is missing",
+    }
     search = _object(
         {"queries": _ROWS, **options, "filter": {"type": "array", "items": {}}}, required=["queries"]
     )
@@ -36,7 +41,7 @@ def document(limits: Limits) -> dict[str, Any]:
     hit = _object(
         {"score": {"type": "number"}, "id": _ID, "title": {"type": "string"}, "text": {"type": "string"}}
     )
-    results = _object({"scores": _ROWS, "ids": {"type": "array", "items": _IDS}})
+    results = _object({"scores": _ROWS, "ids": {"type": "array", "items": _IDS}, "missing": _NUMBERS})
     query = [{"name": name, "in": "query", "schema": schema} for name, schema in options.items()]
     return {
         "openapi": "3.1.0",

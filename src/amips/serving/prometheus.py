@@ -53,6 +53,7 @@ class Counters:
         self.reloads = Counter("amips_reloads", "Reloads by result.", ["result"], registry=registry)
         self.waiting = self._gauge("amips_waiting_rows", "Queries that wait for the searcher.", "livesum")
         self.keys = self._gauge("amips_keys", "Keys that can be found.", "livemax")
+        self.absent = self._gauge("amips_missing_shards", "Shards that could not be opened.", "livemax")
         self.loaded = self._gauge("amips_loaded_timestamp_seconds", "When the bundle was loaded.", "livemin")
         self.drift_p = self._gauge(
             "amips_drift_p",

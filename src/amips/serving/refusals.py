@@ -2,7 +2,7 @@
 
 import math
 
-from amips.errors import AmipsError, BundleError, DiskFullError, MemoryLimitError
+from amips.errors import AmipsError, BundleError, DiskFullError, MemoryLimitError, ShardsMissingError
 
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 400, 401, 403, 404, 409
 TOO_LARGE, WRONG_TYPE, BUSY, NO_ROOM = 413, 415, 503, 507
@@ -46,4 +46,6 @@ def refusal(problem: AmipsError | MemoryError) -> Refused:
         return Refused(NO_ROOM, str(problem))
     if isinstance(problem, MemoryLimitError) or not isinstance(problem, AmipsError):
         return busy("there is not enough memory for this request at the moment: ask for less at a time")
+    if isinstance(problem, ShardsMissingError):
+        return Refused(BUSY, str(problem))
     return Refused(CONFLICT if isinstance(problem, BundleError) else BAD_REQUEST, str(problem))

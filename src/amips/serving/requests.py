@@ -60,15 +60,22 @@ class Options:
 
 
 OPTIONS = {field.name for field in fields(Options)}
+BESIDE = ("timeout", "partial")  # what a request may say beside them
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search: checked queries [m, d], its options, and how long the client waits, at most."""
+    """A search: checked queries [m, d], its options, and what else the client says.
+
+    Args:
+        seconds: that it waits, at most.
+        partial: it takes what there is where shards are silent, and wants to know what is missing.
+    """
 
     x: Floats
     options: Options
     seconds: float
+    partial: bool = False
 
 
 def search_request(
@@ -86,7 +93,7 @@ def search_request(
     if kind == JSON:
         if keys is not None:
             check_values(body, limits.rows, limits.rows * d + keys)
-        values = json_object(body, {"queries", "timeout", *OPTIONS})
+        values = json_object(body, {"queries", *BESIDE, *OPTIONS})
         rows: Any = values.pop("queries", None)
         if rows is None:
             raise Refused(BAD_REQUEST, f'"queries" is missing: expected rows of {d} numbers')
@@ -100,17 +107,18 @@ def search_request(
             BAD_REQUEST if not len(x) else TOO_LARGE,
             f"{len(x):,} queries: expected 1 to {limits.rows:,} at a time",
         )
-    options, seconds = _timed(values, limits) if kind == JSON else _from_query(query, limits)
-    return SearchRequest(x, options, seconds)
+    return SearchRequest(x, *(_with_beside(values, limits) if kind == JSON else _from_query(query, limits)))
 
 
-def _timed(values: dict[str, Any], limits: Limits) -> tuple[Options, float]:
-    """Options, and how long the client waits."""
-    timeout = values.pop("timeout", None)
-    if timeout is None:
-        return _options(values, limits), limits.seconds
-    seconds = check_number("timeout", timeout, above=0, what="seconds")
-    return _options(values, limits), min(limits.seconds, seconds)
+def _with_beside(values: dict[str, Any], limits: Limits) -> tuple[Options, float, bool]:
+    """Options, how long the client waits, and whether it takes a part of the answer."""
+    timeout, partial = (values.pop(name, None) for name in BESIDE)
+    if partial is not None:
+        partial = check_flag("partial", partial)
+    seconds = limits.seconds
+    if timeout is not None:
+        seconds = min(seconds, check_number("timeout", timeout, above=0, what="seconds"))
+    return _options(values, limits), seconds, bool(partial)
 
 
 def _options(values: dict[str, Any], limits: Limits) -> Options:
@@ -241,9 +249,9 @@ def content_type(headers: Mapping[str, str]) -> str:
 
 
 @lru_cache(256)  # clients ask for the same again and again
-def _from_query(query: bytes, limits: Limits) -> tuple[Options, float]:
-    """Options that stand in the address, and how long the client waits."""
-    names = {"timeout", *OPTIONS} - {"filter"}
+def _from_query(query: bytes, limits: Limits) -> tuple[Options, float, bool]:
+    """As `_with_beside`, of what stands in the address."""
+    names = {*BESIDE, *OPTIONS} - {"filter"}
     try:
         values = dict(parse_qsl(query.decode("latin1"), keep_blank_values=True, max_num_fields=len(names)))
     except ValueError:
@@ -251,7 +259,7 @@ def _from_query(query: bytes, limits: Limits) -> tuple[Options, float]:
     if unknown := set(values) - names:
         hint = "; a filter goes with queries in JSON" if "filter" in unknown else ""
         raise Refused(BAD_REQUEST, f"unknown option {min(unknown)[:60]!r}: expected {in_words(names)}{hint}")
-    return _timed(
+    return _with_beside(
         {name: value if name == "where" else _value(value) for name, value in values.items()}, limits
     )
 

@@ -17,10 +17,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from amips.errors import AmipsError
-from amips.search import read_bundle
 from amips.serving.app import Application, give_up
 from amips.serving.limits import Settings
 from amips.serving.logs import RequestLog, log_as_json
+from amips.serving.opening import check_place
 from amips.serving.prometheus import DIRECTORY
 from amips.serving.security import read_tokens
 from amips.serving.service import Service
@@ -108,7 +108,7 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
         announce: is called with a line for a person when it listens.
     """
     read_tokens(settings)  # what is wrong is said before anything is loaded
-    read_bundle(settings.bundle, verify=False)
+    check_place(settings)
     log_as_json()
     listening = _socket(settings)
     host, port = listening.getsockname()[:2]

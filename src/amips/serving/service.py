@@ -13,15 +13,18 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from amips.blas import threads as limit_threads
 from amips.errors import AmipsError
 from amips.routers import masses
-from amips.search import TEXT_MANIFEST, Index, Searcher, bundle_stamp, load, plain_index, split_norms
+from amips.search import TEXT_MANIFEST, Index, Searcher, bundle_stamp, plain_index, split_norms
 from amips.serving.batching import Answer, Batcher, Results
 from amips.serving.explanations import Explainer
 from amips.serving.limits import Limits, Settings
+from amips.serving.opening import index_facts, open_place
 from amips.serving.prometheus import Counters
-from amips.serving.refusals import CONFLICT, NOT_FOUND, Refused, busy
+from amips.serving.refusals import BAD_REQUEST, BUSY, CONFLICT, NOT_FOUND, Refused, busy
 from amips.serving.requests import ChangeRequest, Options, SearchRequest
+from amips.sharding import EFFORT, UNCHANGED, ShardedIndex
 from amips.text import Answer as AskAnswer
 from amips.text import Asker
 from amips.vectors import Floats
@@ -82,15 +85,13 @@ class Service:
     @classmethod
     def of(cls, settings: Settings) -> "Service":
         """The service of a bundle."""
-        trusted = list(settings.trusted) or None
-        options = {"mmap": settings.mmap, "trusted": trusted, "index": settings.index}
-        asker = partial(_open_asker, settings.bundle, settings.encoder, trusted)
+        asker = partial(_open_asker, settings.bundle, settings.encoder, list(settings.trusted) or None)
         several = (
             "this service has several workers, which would not see a change: change the bundle with the "
         )
         several += "command line (amips add, remove, update) and send SIGHUP"
         return cls(
-            partial(load, settings.bundle, **options),
+            partial(open_place, settings),
             path=settings.bundle,
             limits=settings.limits,
             batching=settings.batching,
@@ -133,10 +134,17 @@ class Service:
 
     async def search(self, request: SearchRequest) -> Answer:
         """Scores and ids, [m, k] each, and how long the search took."""
-        return await self._batcher.search(request.x, request.options, request.options.key, request.seconds)
+        answer = await self._batcher.search(request.x, request.options, request.options.key, request.seconds)
+        if answer.missing is not None and answer.missing.any() and not request.partial:
+            share = f"up to {answer.missing.max():.1%} of a query's expected top keys are missing"
+            cure = '"partial": true asks for what there is'
+            raise Refused(BUSY, f"shards do not answer (GET /info names them): {share}; {cure}")
+        return answer
 
     def _search(self, x: Floats, options: Options) -> Results:
         index = self.index
+        if isinstance(index, ShardedIndex):
+            return self._search_shards(index, x, options)
         answer = self._search_rows(index, x, options)
         now = time.monotonic()
         if now >= self._next_sample and options.plain and isinstance(index, Index):
@@ -152,6 +160,14 @@ class Service:
         threads = {} if len(x) == 1 else self._threads
         answer: Results = index.search(x, **options.arguments, **threads)
         return answer
+
+    def _search_shards(self, index: ShardedIndex, x: Floats, options: Options) -> Results:
+        """As of any index, with the share of each query's top keys that lies in shards which are silent."""
+        if others := options.arguments.keys() - EFFORT - {"k"}:
+            raise Refused(BAD_REQUEST, f"{min(others)}: this index is in shards, which cannot have that")
+        with limit_threads(self._threads.get("threads")):
+            answer = index.ask(x, **options.arguments)
+        return answer.scores, answer.ids, answer.missing
 
     def _sample(self, index: Index, x: Floats, options: Options) -> None:
         """Look at what one query cost, and at the mass of the cells that were probed for it."""
@@ -223,6 +239,8 @@ class Service:
     async def _change(self, change: Callable[[Index], Result]) -> Result:
         if self.read_only is not None:
             raise Refused(CONFLICT, self.read_only)
+        if isinstance(self.index, ShardedIndex):
+            raise Refused(CONFLICT, UNCHANGED)
         if not isinstance(self.index, Index):
             raise Refused(CONFLICT, "this index is not changed by amips: change what it routes")
         return await self._in_turn("changes", MOST_CHANGES, partial(self._run_change, change))
@@ -261,15 +279,7 @@ class Service:
     @property
     def info(self) -> dict[str, Any]:
         """What is served, for a client."""
-        index, facts = self.index, dict[str, Any]()
-        if isinstance(index, Index):
-            design = index.snapshot.design
-            facts["design"] = None if design is None else design.describe()
-            facts["ids"] = "strings" if index.has_string_ids else "whole numbers"
-            columns = [] if index.snapshot.attributes is None else index.snapshot.attributes.columns
-            facts["attributes"] = {name: str(kind) for name, kind in columns}
-            facts["advice"] = index.growth
-            facts["adapted"] = index.adaptation is not None
+        index = self.index
         return {
             "amips": __version__,
             "bundle": None if self.path is None else self.path.absolute().name,
@@ -278,7 +288,7 @@ class Service:
             "target_recall": getattr(index, "target_recall", None),
             "texts": isinstance(self._asker, Asker),
             "changes": isinstance(index, Index) and self.read_only is None,
-            **facts,
+            **index_facts(index),
             "limits": self.limits.to_json(),
         }
 
@@ -288,6 +298,10 @@ class Service:
         return self.counters.text()
 
     def _note_index(self) -> None:
+        absent = getattr(self.index, "absent", {})
+        for shard, reason in absent.items():
+            log.warning("shard %d is not served: %s", shard, reason)
+        self.counters.absent.set(len(absent))
         self.counters.keys.set(self.index.n)
         self.counters.loaded.set(time.time())
 

@@ -3,15 +3,18 @@
 from amips.sharding.deployment import connect_shards, deploy_shards, remove_shards
 from amips.sharding.directory import is_sharded, load_shards
 from amips.sharding.grouping import Wants, expected_shards, group_cells
+from amips.sharding.load_any import load, refuse_options
 from amips.sharding.partition import COPIES, KINDS, SLACK, Partition, divide
 from amips.sharding.router import ShardRouter
 from amips.sharding.shard_call import shard
-from amips.sharding.sharded import Answer, LocalShards, Question, ShardedIndex, Shards
+from amips.sharding.sharded import EFFORT, UNCHANGED, Answer, LocalShards, Question, ShardedIndex, Shards
 
 __all__ = [
     "COPIES",
+    "EFFORT",
     "KINDS",
     "SLACK",
+    "UNCHANGED",
     "Answer",
     "LocalShards",
     "Partition",
@@ -26,7 +29,9 @@ __all__ = [
     "expected_shards",
     "group_cells",
     "is_sharded",
+    "load",
     "load_shards",
+    "refuse_options",
     "remove_shards",
     "shard",
 ]

@@ -18,7 +18,8 @@ from amips.extras import needs_extra
 from amips.search import load
 from amips.sharding.directory import read_shards, shard_path
 from amips.sharding.merging import Results
-from amips.sharding.sharded import LocalShards, Question, ShardedIndex, search_shard
+from amips.sharding.shard_measuring import search_shard
+from amips.sharding.sharded import LocalShards, Question, ShardedIndex
 from amips.vectors import Floats
 
 TIMEOUT = 10.0  # seconds that shards have to answer

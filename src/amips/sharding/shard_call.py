@@ -31,7 +31,8 @@ from amips.resources import plain_resource_errors
 from amips.search import GraphSearcher, Index, compacted, load, plain_index
 from amips.sharding.directory import LOCK, MANIFEST, PLAN, ROUTER, WORK, load_shards, shard_path, write_shards
 from amips.sharding.partition import COPIES, KINDS, SLACK, Kind, Partition, divide
-from amips.sharding.sharded import LocalShards, ShardedIndex, measure_shards
+from amips.sharding.shard_measuring import measure_shards
+from amips.sharding.sharded import LocalShards, ShardedIndex
 from amips.task import Task, label, load_task
 from amips.vectors import Floats, unit_rows
 
@@ -153,8 +154,10 @@ def _make(
         inner_recall=inner,
         about=about,
     )
-    sharded = replace(sharded, points=measure_shards(sharded, task.val, recall, labels))
-    asked = sharded.choose_shards(np.asarray(task.val.queries), best_effort=True)
+    x, top = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
+    true = top if labels is None else labels[top]
+    sharded = replace(sharded, points=measure_shards(sharded, x, true, task.val.source, recall))
+    asked = sharded.choose_shards(x, best_effort=True)
     about["asked_on_val"] = float(asked.sum(axis=1).mean())
     write_shards(out, sharded)
     remove_directory(work)

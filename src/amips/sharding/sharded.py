@@ -1,35 +1,32 @@
 """An index in shards: a query goes to those that are expected to hold its top keys."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.errors import AmipsError, ShardsMissingError
-from amips.metrics import TOP
+from amips.errors import AmipsError, BundleError, ShardsMissingError
 from amips.routers import best_cells, cells_above, limit_probes, masses
 from amips.search import (
+    Audit,
     Cost,
     Index,
     Point,
-    all_found,
-    assured_recalls,
     checked_k,
     checked_probes,
     checked_queries,
     effort_for,
-    mass_bounds,
     split_norms,
 )
 from amips.sharding.merging import Merged, Results
 from amips.sharding.router import ShardRouter
-from amips.task import Split
+from amips.sharding.shard_measuring import audit_shards, search_shard, shard_cost
 from amips.vectors import Floats
 
-STEPS = 8  # points between the one that misses the recall that is served and the one that reaches it
+EFFORT = frozenset({"recall", "probes", "min_mass", "best_effort"})  # what a search may be given beside k
+UNCHANGED = "shards are not changed: add, remove or update keys in the bundle or task, then amips shard again"
 
 
 @dataclass(frozen=True)
@@ -66,12 +63,6 @@ class LocalShards:
                 continue
             answers.append(search_shard(bundle, question.x, question.k, question.recall))
         return answers
-
-
-def search_shard(bundle: Index, x: Floats, k: int, recall: float) -> Results:
-    """A shard's k best keys, with this recall or the highest that it has, without a warning."""
-    served = max(point.recall_assured(min(k, TOP)) for point in bundle.points)
-    return bundle.search(x, k, recall=min(recall, served))
 
 
 @dataclass(frozen=True)
@@ -243,61 +234,28 @@ class ShardedIndex:
             raise AmipsError(f"shard {shard}: {bundle}")
         return bundle
 
+    def audit(self, queries: Any, **options: Any) -> Audit:
+        """What recall these queries have now, and what effort they need; see `audit_shards`."""
+        return audit_shards(self, queries, **options)
+
+    @property
+    def absent(self) -> dict[int, str]:
+        """Shards that could not be opened in this process, and why."""
+        bundles = self.shards.bundles if isinstance(self.shards, LocalShards) else []
+        return {shard: bundle for shard, bundle in enumerate(bundles) if isinstance(bundle, str)}
+
+    def add(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: shards are made anew."""
+        raise BundleError(UNCHANGED)
+
+    remove = update = add
+
+    def __enter__(self) -> "ShardedIndex":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass  # nothing is held that has to be given back
+
     def __repr__(self) -> str:
         shards = f"{len(self.sizes)} shards, {self.router.name} router"
         return f"<ShardedIndex: {self.n:,} keys, d = {self.d}, {shards}>"
-
-
-def shard_cost(bundle: Index, x: Floats, recall: float) -> Cost:
-    """What a shard costs that is asked for the top 10, as `search_shard` does."""
-    served = max(point.recall_assured(TOP) for point in bundle.points)
-    return bundle.cost(x, TOP, recall=min(recall, served))
-
-
-def measure_shards(
-    index: ShardedIndex, split: Split, target_recall: float, labels: NDArray[Any] | None = None
-) -> list[Point]:
-    """Recall and cost on a split by bound on the mass, and of asking all shards for everything.
-
-    Every shard is searched once for every query; which of the results count is then a matter of the bound.
-
-    Args:
-        labels: the ids of the keys that the split knows by number, [n]; None if they are the same.
-    """
-    x, top = np.asarray(split.queries), np.asarray(split.top_ids)[:, :TOP]
-    shards = len(index.sizes)
-    hit_in = np.zeros((len(x), top.shape[1], shards), np.bool_)
-    flops, scanned = np.zeros((len(x), shards)), np.zeros((len(x), shards))
-    true = top if labels is None else labels[top]
-    for shard in range(shards):
-        bundle = index.local(shard)
-        ids = search_shard(bundle, x, TOP, index.inner_recall)[1]
-        hit_in[:, :, shard] = (true[:, :, None] == ids[:, None, :]).any(axis=2)
-        cost = shard_cost(bundle, x, index.inner_recall)
-        flops[:, shard], scanned[:, shard] = cost.flops, cost.scanned
-
-    def point(min_mass: float) -> Point:
-        chosen = index.choose_shards(x, TOP, min_mass=min_mass)
-        hits: NDArray[np.bool_] = np.any(hit_in & chosen[:, None, :], axis=2)
-        return Point(
-            math.ceil(chosen.sum(axis=1).mean()),
-            float(hits[:, 0].mean()),
-            float(hits.mean()),
-            float((scanned * chosen).sum(axis=1).mean() / index.n),
-            float(index.router.flops + (flops * chosen).sum(axis=1).mean()),
-            min_mass,
-            assured=assured_recalls(hits, split.source),
-        )
-
-    points: list[Point] = []
-    for bound in mass_bounds():
-        points.append(point(bound))
-        if all_found(points[-1]) or points[-1].probes == shards:
-            break
-    reached = next((i for i, p in enumerate(points) if p.recall_assured(TOP) >= target_recall), 0)
-    if reached:
-        loose, tight = points[reached - 1].min_mass, points[reached].min_mass
-        points += [point(loose * (tight / loose) ** (step / STEPS)) for step in range(1, STEPS)]
-    every = 2.0 * float(index.sizes.sum()) * index.d
-    share = float(index.sizes.sum() / index.n)
-    return [*points, Point(shards, 1.0, 1.0, share, every, refine=0, assured=(1.0,) * TOP)]
