@@ -28,7 +28,7 @@ ORDER = [
         "npy",
         "scratch",
     ),
-    *("resources", "progress", "tables"),
+    *("resources", "progress", "tables", "publishing"),
     "native",
     "blas",
     "cluster",

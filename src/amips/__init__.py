@@ -33,6 +33,7 @@ from amips.errors import (
 from amips.extras import needs_extra
 from amips.fitting import fit
 from amips.nets import KeyNet, Linear, MaxAffine, Recipe, SupportNet
+from amips.publishing import fetch, publish
 from amips.search import sign, verify, wrap
 from amips.sharding import load, load_shards, shard
 from amips.task import label
@@ -61,11 +62,13 @@ __all__ = [
     "__version__",
     "build",
     "connect",
+    "fetch",
     "fit",
     "label",
     "load",
     "load_shards",
     "plan",
+    "publish",
     "shard",
     "sign",
     "train",

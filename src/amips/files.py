@@ -48,7 +48,8 @@ def local(path: str | Path, error: type[AmipsError], what: str = "directory") ->
     """`path` as a `Path`; an address such as s3://bucket/name is an error, not a directory named "s3:"."""
     path = check_path("path", path, error=error)
     if is_address(path):
-        raise error(f"{whole_address(path)} is an address, not a {what}: write locally and copy it there")
+        sent = "`amips publish` it there" if what == "directory" else "copy it there"
+        raise error(f"{whole_address(path)} is an address, not a {what}: write locally and {sent}")
     return Path(path)
 
 
@@ -266,6 +267,10 @@ def read_manifest(
     directory. `approve` is called with the bytes of the manifest before they are parsed, and raises if it
     does not trust them: they are read once.
     """
+    if is_address(directory):
+        raise error(
+            f"{whole_address(directory)} is an address: `amips fetch` it to a directory, and open that"
+        )
     if not directory.is_dir():
         raise error(f"{directory} is not a directory: expected a finished {kind}")
     if not os.path.lexists(directory / name):

@@ -181,7 +181,8 @@ def test_a_way_to_split_that_there_is_not(in_process, folder):
 def test_an_address_as_output_is_refused(in_process, folder):
     done = in_process("label", "keys.npy", "queries.npy", "--out", "s3://bucket/task")
     one_line_error(
-        done, "^error: s3://bucket/task is an address, not a directory: write locally and copy it there$"
+        done,
+        "^error: s3://bucket/task is an address, not a directory: write locally and `amips publish` it",
     )
     assert not (folder / "s3:").exists()
 

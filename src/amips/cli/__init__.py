@@ -15,6 +15,7 @@ from amips.cli import (  # noqa: F401  (commands join the group)
     learn,
     measure,
     planned,
+    published,
     serving_commands,
     shards,
     text_commands,
