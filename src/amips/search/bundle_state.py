@@ -119,6 +119,24 @@ def replayed(snapshot: Snapshot, changes: Path, since: Place) -> tuple[Snapshot,
     return snapshot, place
 
 
+def followed(snapshot: Snapshot, opened: Opened, place: Place) -> tuple[Snapshot, Place] | None:
+    """The snapshot with what was changed in its bundle since, and the place behind that.
+
+    None if the bundle must be opened again: it was replaced, or the last record that was read was not
+    acknowledged, and is another now.
+    """
+    if bundle_stamp(opened.path) != opened.stamp:
+        return None
+    opened.check_trusted()
+    try:
+        result = replayed(snapshot, opened.changes, place)
+    except BundleError:
+        if place.stands(opened.changes):
+            raise
+        return None
+    return result if place.stands(opened.changes) else None
+
+
 def _together(changes: Iterable[tuple[Change, Place]]) -> Iterator[tuple[Change, Place]]:
     """The same changes, with keys that are added one after the other in one step: each step has its cost."""
     waiting: list[Change] = []
@@ -168,6 +186,9 @@ class Writer:
             raise BundleError(
                 f"{path} may not be changed by you: give yourself the right to write there, or save a copy"
             ) from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise BundleError(f"{path} is not there any more: save the index elsewhere") from None
+        self._lock = (path / WRITER).stat()
         self._file: ChangeWriter | None = None
         finalize(self, self._held.close)
 
@@ -176,13 +197,30 @@ class Writer:
         """Whether this process holds it: a forked child does not."""
         return os.getpid() == self._process
 
-    def append(self, change: Change, changes: Path, place: Place) -> Place:
+    def holds(self, opened: Opened) -> bool:
+        """Whether it is the right to change what stands there: the bundle may have been replaced."""
+        try:
+            lock = (opened.path / WRITER).stat()
+        except OSError:
+            return False
+        same = bundle_stamp(opened.path) == opened.stamp and os.path.samestat(lock, self._lock)
+        return same and self.mine
+
+    def append(self, change: Change, opened: Opened, place: Place) -> Place:
         """Write a change behind a place; it is on disk when this returns."""
+        self._check(opened)
+        changes = opened.changes
         # Behind what is known: a record that was written when its call was interrupted was not acknowledged.
         if self._file is None or self._file.path != changes or self._file.place != place:
             self.close_file()
             self._file = ChangeWriter(changes, place)
-        return self._file.append(change)
+        place = self._file.append(change)
+        self._check(opened)  # what went into a file that nobody will read is not acknowledged
+        return place
+
+    def _check(self, opened: Opened) -> None:
+        if not self.holds(opened):
+            raise BundleError(f"{opened.path} was replaced while it was changed: make this change again")
 
     def close_file(self) -> None:
         """Close the file of changes: another bundle has another."""

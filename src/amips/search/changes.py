@@ -6,10 +6,11 @@ It begins with a line that names the format. Each record is
 
     head     magic, number of the record (1, 2, ...), length of the body, CRC-32 of the body and of the head
     body     length of the description; the description, JSON: kind, and name, type and shape of each array;
-             the arrays, one after the other
+             the arrays, one after the other; the end, which is not zero
 
 A record is acknowledged when it is on disk. One that is cut off at the end of the file was not: it is
-dropped. Anything else that does not fit is damage, and an error that names the record.
+dropped, also where a file system that crashed has left zeros in the place of what is missing. Anything else
+that does not fit is damage, and an error that names the record.
 """
 
 import json
@@ -26,13 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import BundleError
-from amips.files import fsync_directory
+from amips.files import CHUNK, fsync_directory
 from amips.resources import resource_error
 from amips.untrusted import open_regular
 
-FIRST_LINE = b"amips changes 1\n"
+FIRST_LINE = b"amips changes 2\n"
 HEAD = struct.Struct("<4sQQI")  # and the CRC-32 of these
-MAGIC, CRC, LENGTH = b"AMCH", struct.Struct("<I"), struct.Struct("<I")
+MAGIC, END, CRC, LENGTH = b"AMCH", b"DONE", struct.Struct("<I"), struct.Struct("<I")
+HEAD_SIZE = HEAD.size + CRC.size
 MOST_DESCRIPTION = 1 << 16
 KINDS = ("add", "remove", "update", "attributes")
 
@@ -50,7 +52,7 @@ class Change:
         listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
         description = json.dumps({"kind": self.kind, "arrays": listed}).encode()
         parts = [LENGTH.pack(len(description)), description, *(array.tobytes() for array in arrays.values())]
-        return b"".join(parts)
+        return b"".join([*parts, END])
 
     @classmethod
     def decoded(cls, body: bytes) -> "Change":
@@ -78,17 +80,37 @@ class Change:
                 raise ValueError(f"{name!r} is longer than the record")
             arrays[str(name)] = np.frombuffer(body, dtype, size // max(1, dtype.itemsize), at).reshape(shape)
             at += size
-        if at != len(body):
+        if body[at:] != END:
             raise ValueError("it is longer than what it describes")
         return cls(str(description["kind"]), arrays)
 
 
 @dataclass(frozen=True)
 class Place:
-    """How far a file of changes was read: the bytes, and the number of the last record."""
+    """How far a file of changes was read: the bytes, the number of the last record, and its head.
+
+    By the head it is known again: a record that was not acknowledged may be another when one looks again.
+    """
 
     offset: int = 0
     number: int = 0
+    head: bytes = b""
+
+    def stands_in(self, file: int) -> bool:
+        """Whether the record before it is still the one that was read, in a file that is open."""
+        if not self.number:
+            return True
+        begin = self.offset - HEAD_SIZE - HEAD.unpack_from(self.head)[2]
+        return os.fstat(file).st_size >= self.offset and os.pread(file, HEAD_SIZE, begin) == self.head
+
+    def stands(self, path: Path) -> bool:
+        """The same of a file by its path, which may be gone."""
+        if not self.number:
+            return True
+        if not os.path.lexists(path):
+            return False
+        with open_regular(path, BundleError, follow=False) as file:
+            return self.stands_in(file.fileno())
 
 
 START = Place()
@@ -114,26 +136,31 @@ def read_changes(path: Path, since: Place = START) -> Iterator[tuple[Change, Pla
             if len(first) < len(FIRST_LINE) and FIRST_LINE.startswith(first):
                 return
             if first != FIRST_LINE:
+                if FIRST_LINE.startswith(first.rstrip(b"\0")) and _ends_in_zeros(file):
+                    return
                 raise BundleError(f"{path} is damaged: it does not begin as a file of changes does")
             at = len(FIRST_LINE)
         file.seek(at)
-        while (body := _read_body(path, file, number + 1, size)) is not None:
+        while (record := _read_record(path, file, number + 1, size)) is not None:
             number += 1
+            head, body = record
             try:
                 change = Change.decoded(body)
             except (ValueError, TypeError, KeyError, RecursionError) as problem:
                 raise BundleError(f"{path}: record {number} is damaged: {problem}") from None
-            yield change, Place(file.tell(), number)
+            yield change, Place(file.tell(), number, head)
 
 
-def _read_body(path: Path, file: BinaryIO, number: int, size: int) -> bytes | None:
-    """The body of the next record; None at the end of the file, and of a record that is cut off."""
-    head = file.read(HEAD.size + CRC.size)
-    if len(head) < HEAD.size + CRC.size:
+def _read_record(path: Path, file: BinaryIO, number: int, size: int) -> tuple[bytes, bytes] | None:
+    """Head and body of the next record; None at the end of the file, and of a record that is cut off."""
+    head = file.read(HEAD_SIZE)
+    if len(head) < HEAD_SIZE:
         return None
     magic, stated, length, crc = HEAD.unpack_from(head)
     (head_crc,) = CRC.unpack_from(head, HEAD.size)
     if magic != MAGIC or stated != number or zlib.crc32(head[: HEAD.size]) != head_crc:
+        if _ends_in_zeros(file):
+            return None
         raise BundleError(f"{path}: record {number} is damaged: its head is not what was written")
     if length > size - file.tell():
         return None
@@ -141,8 +168,18 @@ def _read_body(path: Path, file: BinaryIO, number: int, size: int) -> bytes | No
     if len(body) < length:
         return None
     if zlib.crc32(body) != crc:
+        if body.endswith(bytes(len(END))) and _ends_in_zeros(file):
+            return None
         raise BundleError(f"{path}: record {number} is damaged: its bytes are not what was written")
-    return body
+    return head, body
+
+
+def _ends_in_zeros(file: BinaryIO) -> bool:
+    """Whether only zeros follow, or nothing."""
+    while block := file.read(CHUNK):
+        if any(block):
+            return False
+    return True
 
 
 class ChangeWriter:
@@ -150,6 +187,8 @@ class ChangeWriter:
 
     Args:
         place: where the last whole record ends; what is behind it was never acknowledged, and is cut off.
+
+    BundleError if the file does not have that record.
     """
 
     def __init__(self, path: Path, place: Place) -> None:
@@ -160,6 +199,9 @@ class ChangeWriter:
         except OSError as problem:
             raise BundleError(f"{path} cannot be written: {problem.strerror}") from None
         self.close = finalize(self, os.close, self._handle)  # also when it is forgotten
+        if not place.stands_in(self._handle):
+            self.close()
+            raise BundleError(f"{path} is not what it was any more: load the bundle again")
         self._cut()
         if place.offset == 0:
             self._write(FIRST_LINE)
@@ -170,8 +212,9 @@ class ChangeWriter:
         """Write a record; it is on disk when this returns. What fails leaves the file as it was."""
         body, number = change.encoded(), self.place.number + 1
         head = HEAD.pack(MAGIC, number, len(body), zlib.crc32(body))
-        self._write(head + CRC.pack(zlib.crc32(head)) + body)
-        self.place = Place(self.place.offset + len(head) + CRC.size + len(body), number)
+        head += CRC.pack(zlib.crc32(head))
+        self._write(head + body)
+        self.place = Place(self.place.offset + len(head) + len(body), number, head)
         return self.place
 
     def _write(self, data: bytes) -> None:

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.errors import AmipsError
+from amips.errors import AmipsError, BundleError
 from amips.resources import plain_resource_errors
 from amips.search.applying import applied, compacted, live_keys, own_cells
 from amips.search.attributes import concatenated, encoded, nothing, read_table, rows_like
 from amips.search.bundle import save, write_snapshot
 from amips.search.bundle_directory import bundle_stamp, replace_bundle
-from amips.search.bundle_state import Opened, Writer, open_bundle, replayed
+from amips.search.bundle_state import Opened, Writer, followed, open_bundle
 from amips.search.changes import START, Change, Place
 from amips.search.filters import Filters
 from amips.search.inputs import checked_keys
@@ -230,15 +230,17 @@ class ChangingIndex:
         """
         with self._changing:
             opened = self._state.opened
-            own = opened is not None and Path(path).resolve() == opened.path.resolve()
-            if own and self._writer is not None and self._writer.mine:
-                self.compact()
-                return
-            if own and opened is not None and bundle_stamp(opened.path) == opened.stamp:
-                self._refresh()  # what others have changed stays
+            own = opened if opened is not None and Path(path).resolve() == opened.path.resolve() else None
+            there = bundle_stamp(Path(path))
+            if own is not None and there is not None:
+                if there != own.stamp:
+                    raise BundleError(f"{path} was replaced since it was opened: refresh, or save elsewhere")
+                if not own.signed:
+                    self.compact()  # what others have changed stays
+                    return
             snapshot = compacted(self.snapshot) if self._changed else self.snapshot
             save(snapshot, path)
-            if opened is None or own:
+            if opened is None or own is not None:
                 self._put(State(snapshot, Opened.at(Path(path), {} if opened is None else opened.options)))
 
     def close(self) -> None:
@@ -262,7 +264,7 @@ class ChangingIndex:
         try:
             if state.opened is not None:
                 assert self._writer is not None
-                place = self._writer.append(change, state.opened.changes, place)
+                place = self._writer.append(change, state.opened, place)
             self._state = replace(state, snapshot=snapshot, place=place)
         except BaseException:  # interrupted: what ids there are is looked up again
             self._ids = None
@@ -312,7 +314,9 @@ class ChangingIndex:
         """Be the one who changes the index: within this process, and of its bundle."""
         with self._changing:
             opened = self._state.opened
-            if opened is not None and (self._writer is None or not self._writer.mine):
+            # It may have been replaced since: by a call of its own that was interrupted, or from outside.
+            if opened is not None and (self._writer is None or not self._writer.holds(opened)):
+                self.close()
                 if opened.signed:
                     raise AmipsError(f"{opened.path} is signed: its signature would not hold any more")
                 self._writer = Writer(opened.path)
@@ -327,14 +331,14 @@ class ChangingIndex:
         state = self._state
         if state.opened is None:
             return False
-        if bundle_stamp(state.opened.path) != state.opened.stamp:
+        newer = followed(state.snapshot, state.opened, state.place)
+        if newer is None:
             snapshot, opened, place = open_bundle(state.opened.path, **state.opened.options)
             assert not isinstance(snapshot, WrappedIndex)
             assert place is not None
             self._put(State(snapshot, opened, place))
             return True
-        state.opened.check_trusted()
-        snapshot, place = replayed(state.snapshot, state.opened.changes, state.place)
+        snapshot, place = newer
         if place == state.place:
             return False
         snapshot.prepare()
