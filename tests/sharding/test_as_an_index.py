@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -14,7 +15,8 @@ from click.testing import CliRunner
 import amips
 from amips.cli import cli
 from amips.serving import Service, Settings
-from amips.sharding import ShardedIndex, load_shards
+from amips.sharding import ShardedIndex, connect_shards, load_shards
+from amips.sharding.deployment import RayShards
 from serving_helpers import WRITE, application, served, talk
 
 RAW = "application/octet-stream"
@@ -154,6 +156,39 @@ def test_a_service_without_a_shard_says_so(without_one, x):
         assert one.json()["ids"] == answer.ids.tolist()
     assert info.json()["shards"]["missing"] == [1]
     assert "amips_missing_shards 1.0" in metrics.text
+
+
+def test_mass_that_is_rounded_to_nothing_is_missing_all_the_same(without_one, x):
+    whole = load_shards(without_one, partial=True)
+    index = replace(whole, temperature=1e-4)  # all mass but that of the best shard is 0 in float32
+    answer = index.ask(x, probes=4)
+    assert (answer.missing > 0).all()
+    row = np.argmin(answer.missing)
+    with pytest.raises(amips.ShardsMissingError, match=r"up to 0\.1% of a query's"):
+        index.search(x[row], probes=4)
+    app = application(without_one)
+    app.service = Service(lambda: index)
+
+    async def conversation(client):
+        return await client.post("/search", json={"queries": x[row : row + 1].tolist(), "probes": 4})
+
+    assert talk(app, conversation).status_code == 503
+
+
+@pytest.mark.filterwarnings("ignore")  # of what Ray Serve imports
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_a_cluster_that_does_not_answer_is_one_line_at_once(sharded, monkeypatch, address):
+    pytest.importorskip("ray").shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # what "auto" means
+    with pytest.raises(amips.AmipsError, match=rf"^no Ray cluster can be joined at {address}: "):
+        connect_shards(sharded, address=address)
+
+
+def test_a_process_that_has_left_its_cluster_gets_no_answer(sharded, x):
+    pytest.importorskip("ray").shutdown()
+    index = load_shards(sharded)
+    away = replace(index, shards=RayShards("amips", 1.0, index.digests))
+    assert set(away.ask(x).silent.values()) == {"this process has left the Ray cluster"}
 
 
 def test_partial_of_an_index_in_one_piece(shard_task, tmp_path, x):

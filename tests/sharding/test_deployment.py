@@ -1,3 +1,4 @@
+import shutil
 import time
 
 import numpy as np
@@ -133,6 +134,30 @@ def test_a_shard_that_is_wholly_gone_is_missing_and_said_to_be(deployed, shard_t
         deployed.search(x)
     remove_shards(deployed)
     assert sorted(deployed.ask(x[:5], probes=2).silent) == [0, 1]
+
+
+def test_a_replica_is_of_the_shard_that_is_asked(cluster, pair, tmp_path, shard_task):
+    """Other bundles under the directory's path do not start; shards of another directory do not answer."""
+    import ray
+
+    swapped = shutil.copytree(pair, tmp_path / "swapped")
+    (swapped / "shard-000").rename(swapped / "aside")
+    (swapped / "shard-001").rename(swapped / "shard-000")
+    (swapped / "aside").rename(swapped / "shard-001")
+    with pytest.raises(amips.AmipsError, match=r"^shards of .* not the bundle that was made for this shard"):
+        deploy_shards(swapped, name="swapped", cpus=0.1)
+    with pytest.raises(amips.AmipsError, match="2 of 2 have no replica for want of time"):
+        deploy_shards(pair, name="large", cpus=100, starting=0.5)
+    other = amips.shard(shard_task, shards=2, out=tmp_path / "other", routers="centroid", seed=1)
+    assert other.digests != load_shards(pair).digests
+    index = deploy_shards(pair, name="one", cpus=0.1)
+    x = np.asarray(shard_task.test.queries)
+    reasons = set(connect_shards(tmp_path / "other", name="one").ask(x).silent.values())
+    assert len(reasons) == 1
+    assert "other shards are deployed under this name" in reasons.pop()
+    assert index.ask(x).complete
+    remove_shards(index)
+    assert ray.is_initialized()
 
 
 def test_what_cannot_be_deployed_is_refused(cluster, tmp_path):

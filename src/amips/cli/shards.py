@@ -82,7 +82,7 @@ def search_shards(
     for shard, reason in sorted(silent.items()):
         echo(f"warning: shard {shard} did not answer: {reason}", err=True)
     if silent:
-        share = f"{total / x.n:.1%} of the expected top keys, up to {most:.1%} of a query's"
+        share = f"{total / x.n:.1%} of the expected top keys, up to {max(most, 0.001):.1%} of a query's"
         echo(f"warning: {share}, lie in shards that did not answer and are missing", err=True)
     if out is not None:
         echo(f"{out}: the best {k} keys of {x.n:,} {'query' if x.n == 1 else 'queries'}")

@@ -49,7 +49,7 @@ def connected(address: str | None) -> Iterator[Cluster | None]:
         import ray
     joined = ray.is_initialized()
     if not joined:
-        _join(ray, str(address))
+        join(str(address))
         _joined[:] = [str(address)]  # Ray has another name for localhost
     elif address not in ("auto", "local", *_joined) and ray.get_runtime_context().gcs_address != address:
         present = ray.get_runtime_context().gcs_address
@@ -64,12 +64,16 @@ def connected(address: str | None) -> Iterator[Cluster | None]:
             ray.shutdown()
 
 
-def _join(ray: Any, address: str) -> None:
-    """Join, quietly: what workers print is not for the terminal of whoever waits for a result."""
-    own = {"include_dashboard": False} if address == "local" else {}
+def join(address: str) -> None:
+    """Join for good, quietly: what workers print is not for the terminal of whoever waits for a result."""
+    import ray
+    from ray._private.services import canonicalize_bootstrap_address
+
+    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        if address not in ("auto", "local"):  # Ray would wait for minutes where nobody answers
-            host, _, port = address.rpartition(":")
+        # Ray would wait for minutes where nobody answers: a head that has ended, and "auto" still names.
+        if place := canonicalize_bootstrap_address(address):
+            host, _, port = place.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except Exception as problem:  # of Ray, of gRPC, of sockets

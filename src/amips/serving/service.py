@@ -24,7 +24,7 @@ from amips.serving.opening import index_facts, open_place
 from amips.serving.prometheus import Counters
 from amips.serving.refusals import BAD_REQUEST, BUSY, CONFLICT, NOT_FOUND, Refused, busy
 from amips.serving.requests import ChangeRequest, Options, SearchRequest
-from amips.sharding import EFFORT, UNCHANGED, ShardedIndex
+from amips.sharding import EFFORT, UNCHANGED, ShardedIndex, share_missing
 from amips.text import Answer as AskAnswer
 from amips.text import Asker
 from amips.vectors import Floats
@@ -136,9 +136,8 @@ class Service:
         """Scores and ids, [m, k] each, and how long the search took."""
         answer = await self._batcher.search(request.x, request.options, request.options.key, request.seconds)
         if answer.missing is not None and answer.missing.any() and not request.partial:
-            share = f"up to {answer.missing.max():.1%} of a query's expected top keys are missing"
-            cure = '"partial": true asks for what there is'
-            raise Refused(BUSY, f"shards do not answer (GET /info names them): {share}; {cure}")
+            share, cure = share_missing(answer.missing), '"partial": true asks for what there is'
+            raise Refused(BUSY, f"shards do not answer (GET /info names them): {share} are missing; {cure}")
         return answer
 
     def _search(self, x: Floats, options: Options) -> Results:

@@ -7,7 +7,16 @@ from amips.sharding.load_any import load, refuse_options
 from amips.sharding.partition import COPIES, KINDS, SLACK, Partition, divide
 from amips.sharding.router import ShardRouter
 from amips.sharding.shard_call import shard
-from amips.sharding.sharded import EFFORT, UNCHANGED, Answer, LocalShards, Question, ShardedIndex, Shards
+from amips.sharding.sharded import (
+    EFFORT,
+    UNCHANGED,
+    Answer,
+    LocalShards,
+    Question,
+    ShardedIndex,
+    Shards,
+    share_missing,
+)
 
 __all__ = [
     "COPIES",
@@ -34,4 +43,5 @@ __all__ = [
     "refuse_options",
     "remove_shards",
     "shard",
+    "share_missing",
 ]

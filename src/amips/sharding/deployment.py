@@ -3,38 +3,45 @@
 Ray Serve places replicas, restarts those that die and sends requests to those that live. What is here: a
 question goes to all shards at once, and what has not answered when the time is over is missing, and said to
 be. Each shard is an application of its own, so that one which cannot start does not take others with it.
-Every node must see the directory of shards under the same path.
+Every node must see the directory of shards under the same path; a replica that finds another bundle there
+than the one which was made for its shard does not start.
 """
 
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from amips.arguments import check_number, check_path, check_whole
+from amips.cluster import check_address, join
 from amips.errors import AmipsError, BundleError
 from amips.extras import needs_extra
-from amips.search import load
-from amips.sharding.directory import read_shards, shard_path
+from amips.sharding.directory import open_shard, read_shards, shard_path
 from amips.sharding.merging import Results
 from amips.sharding.shard_measuring import search_shard
 from amips.sharding.sharded import LocalShards, Question, ShardedIndex
 from amips.vectors import Floats
 
 TIMEOUT = 10.0  # seconds that shards have to answer
+STARTING = 300.0  # seconds that replicas have to start
 PAUSE = 0.05  # seconds before a shard is asked again whose replica died
+GRACE = 1.0  # seconds for Ray to give an answer back, after its time
 
 
 class ShardServer:
-    """A replica of a shard: its bundle, opened once."""
+    """A replica of a shard: its bundle, opened once, which must be the one that was made for the shard."""
 
-    def __init__(self, path: str) -> None:
-        self.bundle = load(path, watch=False)
+    def __init__(self, path: str, digest: str, size: int) -> None:
+        self.bundle, self.digest = open_shard(Path(path), digest, size), digest
         self.bundle.prepare()
 
-    def search(self, x: Floats, k: int, recall: float) -> Results:
-        """The k best keys of the shard for each query."""
+    def search(self, digest: str, x: Floats, k: int, recall: float) -> Results:
+        """The k best keys of the shard for each query; BundleError if another shard's are wanted."""
+        if digest != self.digest:
+            raise BundleError("other shards are deployed under this name than those of the directory")
         return search_shard(self.bundle, x, k, recall)
 
 
@@ -45,18 +52,38 @@ class RayShards:
     Args:
         name: of the deployment; that of shard i is `name`-i.
         timeout: seconds that all shards together have to answer.
+        digests: of the bundles of the shards: a replica of another bundle gives no answer.
     """
 
     name: str
     timeout: float
+    digests: tuple[str, ...]
 
     def ask(self, questions: Sequence[Question]) -> list[Results | str]:
         """Ask all at once; a shard whose replica dies is asked again, another replica answers."""
-        end = time.monotonic() + self.timeout
         answers: list[Results | str] = [f"no answer in {self.timeout:g} s"] * len(questions)
+        # In a thread of its own: not every call of Ray ends in a given time, as when its controller is lost.
+        asking = threading.Thread(target=self._ask, args=(questions, answers), daemon=True)
+        asking.start()
+        asking.join(self.timeout + GRACE)
+        return list(answers)
+
+    def _ask(self, questions: Sequence[Question], answers: list[Results | str]) -> None:
+        """Put answers, and reasons for there being none, in their places."""
+        import ray
+
+        end = time.monotonic() + self.timeout
         waiting = dict(enumerate(questions))
         while waiting:
-            sent = {place: self._send(question) for place, question in waiting.items()}
+            sent = {}
+            for place, question in waiting.items():
+                if not ray.is_initialized():  # Ray would begin a cluster of its own
+                    answers[place] = "this process has left the Ray cluster"
+                    continue
+                try:
+                    sent[place] = self._send(question)
+                except Exception as problem:  # of Ray
+                    answers[place] = f"it is not deployed: {_first_line(problem)}"
             waiting = {}
             for place, response in sent.items():
                 answer, again = self._receive(response, end)
@@ -68,26 +95,20 @@ class RayShards:
                 if time.monotonic() + PAUSE >= end:
                     break
                 time.sleep(PAUSE)
-        return answers
 
     def _send(self, question: Question) -> Any:
-        """The response to come, or the reason why there is none."""
+        """The response to come."""
         from ray import serve
-        from ray.serve.exceptions import RayServeException
 
-        try:
-            handle = serve.get_app_handle(shard_name(self.name, question.shard))
-            return handle.search.remote(question.x, question.k, question.recall)
-        except RayServeException:
-            return "it is not deployed"
+        handle = serve.get_app_handle(shard_name(self.name, question.shard))
+        digest = self.digests[question.shard]
+        return handle.search.remote(digest, question.x, question.k, question.recall)
 
     def _receive(self, response: Any, end: float) -> tuple[Results | str | None, bool]:
         """An answer or a reason, and whether to ask again while there is time."""
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
-        if isinstance(response, str):
-            return response, False
         try:
             return response.result(timeout_s=max(0.0, end - time.monotonic())), False
         except TimeoutError:
@@ -96,10 +117,11 @@ class RayShards:
         except DeploymentUnavailableError:
             return "none of its replicas can start", False
         except RayTaskError as problem:  # the shard itself raised
-            lines = str(problem.cause).splitlines() or [type(problem.cause).__name__]
-            return f"it failed: {lines[0]}", False
+            return f"it failed: {_first_line(problem.cause)}", False
         except (RayError, RayServeException) as problem:  # also of a node that is lost
             return f"its replica died: {type(problem).__name__}", True
+        except Exception as problem:  # whatever else Ray comes upon, as when the cluster ends
+            return f"Ray failed: {_first_line(problem)}", False
 
 
 def shard_name(name: str, shard: int) -> str:
@@ -115,6 +137,7 @@ def deploy_shards(
     address: str | None = None,
     cpus: float = 1.0,
     timeout: float = TIMEOUT,
+    starting: float = STARTING,
 ) -> ShardedIndex:
     """Deploy every shard of a directory on a Ray cluster, and connect to them.
 
@@ -128,9 +151,10 @@ def deploy_shards(
         address: of the cluster, if this process is not connected yet: "auto" for the one on this machine.
         cpus: that each replica reserves.
         timeout: seconds that shards have to answer.
+        starting: seconds that all replicas have to start; if one has not, all are taken from the cluster.
     """
     replicas, timeout = check_whole("replicas", replicas, 1), check_number("timeout", timeout, above=0)
-    cpus = check_number("cpus", cpus, least=0)
+    cpus, starting = check_number("cpus", cpus, least=0), check_number("starting", starting, above=0)
     path = Path(check_path("path", path, error=BundleError)).absolute()
     index = read_shards(
         path, LocalShards([])
@@ -138,18 +162,46 @@ def deploy_shards(
     _connect(address)
     from ray import serve
 
-    serve.start(proxy_location="Disabled")
-    server: Any = serve.deployment(ShardServer)
+    names = [shard_name(name, shard) for shard in range(len(index.sizes))]
     targets = []
-    for shard in range(len(index.sizes)):
-        options: Any = {"num_replicas": replicas, "ray_actor_options": {"num_cpus": cpus}}
-        bound = server.options(name="shard", **options).bind(str(shard_path(path, shard)))
-        targets.append(serve.RunTarget(bound, name=shard_name(name, shard), route_prefix=None))
-    try:
-        serve.run_many(targets)
-    except RuntimeError as problem:
-        raise AmipsError(f"shards of {path} could not be deployed: {str(problem).splitlines()[0]}") from None
+    with _one_line(f"shards of {path} could not be deployed"):
+        serve.start(proxy_location="Disabled")
+        server: Any = serve.deployment(ShardServer)
+        for shard, (digest, size) in enumerate(zip(index.digests, index.sizes.tolist(), strict=True)):
+            options: Any = {"num_replicas": replicas, "ray_actor_options": {"num_cpus": cpus}}
+            place = str(shard_path(path, shard))
+            bound = server.options(name="shard", **options).bind(place, digest, size)
+            targets.append(serve.RunTarget(bound, name=names[shard], route_prefix=None))
+        serve.run_many(targets, wait_for_applications_running=False)
+        try:
+            _wait_for(names, time.monotonic() + starting)
+        except BaseException:
+            for one in names:
+                serve.delete(one, _blocking=False)
+            raise
     return connect_shards(path, name=name, timeout=timeout)
+
+
+def _wait_for(names: list[str], end: float) -> None:
+    """Until all applications run; AmipsError if one cannot, or the time is over."""
+    from ray import serve
+
+    while True:
+        applications = serve.status().applications
+        states = {name: applications[name] for name in names if name in applications}
+        for name, state in states.items():
+            if state.status == "DEPLOY_FAILED":
+                details = [one.message for one in state.deployments.values()]
+                raise AmipsError(f"{name}: {_cause([*details, state.message])}")
+        waiting = [name for name in names if name not in states or states[name].status != "RUNNING"]
+        if not waiting:
+            return
+        if time.monotonic() >= end:
+            raise AmipsError(
+                f"{len(waiting)} of {len(names)} have no replica for want of time or of free processors "
+                f"({waiting[0]} first): give fewer replicas=, fewer cpus=, or more nodes"
+            )
+        time.sleep(PAUSE)
 
 
 def connect_shards(
@@ -161,19 +213,21 @@ def connect_shards(
     """
     timeout = check_number("timeout", timeout, above=0)
     path = Path(check_path("path", path, error=BundleError))
-    index = read_shards(path, RayShards(name, timeout))
+    index = read_shards(path, LocalShards([]))
     _connect(address)
-    return index
+    return replace(index, shards=RayShards(name, timeout, index.digests))
 
 
 def remove_shards(index: ShardedIndex) -> None:
     """Take the shards of an index that `deploy_shards` or `connect_shards` gave from the cluster."""
     if not isinstance(index.shards, RayShards):
         raise AmipsError("the shards of this index are in this process: there is nothing to remove")
+    _connect(None)
     from ray import serve
 
-    for shard in range(len(index.sizes)):
-        serve.delete(shard_name(index.shards.name, shard))
+    with _one_line("shards could not be removed"):
+        for shard in range(len(index.sizes)):
+            serve.delete(shard_name(index.shards.name, shard))
 
 
 def _connect(address: str | None) -> None:
@@ -183,11 +237,28 @@ def _connect(address: str | None) -> None:
         from ray import serve  # noqa: F401  (what it needs may be missing)
     if ray.is_initialized():
         return
-    if address is None:
+    if check_address(address) is None:
         raise AmipsError(
             "not connected to a Ray cluster: give its address, or 'auto' for the one on this machine"
         )
+    join(str(address))
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Errors of Ray as one line."""
     try:
-        ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError) as problem:
-        raise AmipsError(f"no Ray cluster at {address}: {str(problem).splitlines()[0]}") from None
+        yield
+    except Exception as problem:
+        raise AmipsError(f"{what}: {_first_line(problem)}") from None
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [""])[0] or type(problem).__name__
+
+
+def _cause(messages: list[str]) -> str:
+    """Of Ray's messages the line that says what went wrong: an error of amips where a traceback has one."""
+    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+    own = [line for line in lines if line.startswith("amips.") and "Error: " in line]
+    return own[-1].split("Error: ", 1)[1] if own else (lines or ["no reason"])[0]

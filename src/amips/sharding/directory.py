@@ -40,7 +40,9 @@ def write_shards(directory: Path, index: ShardedIndex) -> None:
         "n": index.n,
         "d": index.d,
         "sizes": index.sizes.tolist(),
-        "bundles": [_digest(directory, shard) for shard in range(len(index.sizes))],
+        "bundles": [
+            sha256(shard_path(directory, shard) / MANIFEST, BundleError) for shard in range(len(index.sizes))
+        ],
         "ids": np.dtype(index.id_type).str,
         "trained": index.router.model is not None,
         "cell_temperature": index.router.temperature,
@@ -54,18 +56,21 @@ def write_shards(directory: Path, index: ShardedIndex) -> None:
     write_manifest(directory, MANIFEST, fields, [f"{ROUTER}/{name}" for name in names])
 
 
-def _digest(directory: Path, shard: int) -> str:
-    """Of the manifest of a shard's bundle, which has those of all its files."""
-    return sha256(shard_path(directory, shard) / MANIFEST, BundleError)
+def open_shard(place: Path, digest: str, size: int, **options: Any) -> Index:
+    """A bundle that is the one made for a shard; BundleError of another, which would silently have less.
 
-
-def _check_bundle(directory: Path, shard: int, bundle: Index, index: ShardedIndex) -> None:
-    """BundleError unless a bundle is the one that was made for a shard: another would silently have less."""
-    place = shard_path(directory, shard)
-    if _digest(directory, shard) != index.digests[shard]:
+    Args:
+        place: of the bundle.
+        digest: of the manifest that it had when the shards were made.
+        size: how many keys it had.
+        options: as of `amips.load`.
+    """
+    bundle: Index = load(place, watch=False, **options)
+    if sha256(place / MANIFEST, BundleError) != digest:
         raise BundleError(f"{place} is not the bundle that was made for this shard; copy that one there")
-    if bundle.n != index.sizes[shard]:
+    if bundle.n != size:
         raise BundleError(f"{place} was changed since it was made; shards are made anew with amips shard")
+    return bundle
 
 
 def read_shards(directory: Path, shards: Shards, verify: bool = True) -> ShardedIndex:
@@ -118,14 +123,11 @@ def load_shards(
         partial: open it although shards are missing or damaged: searches that need them say so.
     """
     path = Path(check_path("path", path, error=BundleError))
-    options: Any = {"mmap": mmap, "verify": verify, "watch": False}
     without = read_shards(path, LocalShards([]), check_flag("verify", verify, error=BundleError))
     bundles: list[Index | str] = []
-    for shard in range(len(without.sizes)):
+    for shard, (digest, size) in enumerate(zip(without.digests, without.sizes.tolist(), strict=True)):
         try:
-            bundle = load(shard_path(path, shard), **options)
-            _check_bundle(path, shard, bundle, without)
-            bundles.append(bundle)
+            bundles.append(open_shard(shard_path(path, shard), digest, size, mmap=mmap, verify=verify))
         except BundleError as problem:
             if not partial:
                 raise BundleError(f"{problem}; open the others with partial=True") from None

@@ -25,6 +25,7 @@ from amips.sharding.router import ShardRouter
 from amips.sharding.shard_measuring import audit_shards, search_shard, shard_cost
 from amips.vectors import Floats
 
+LEAST_MASS = np.float32(1e-30)  # of a silent shard: where its own is rounded to 0 it is missing all the same
 EFFORT = frozenset({"recall", "probes", "min_mass", "best_effort"})  # what a search may be given beside k
 UNCHANGED = "shards are not changed: add, remove or update keys in the bundle or task, then amips shard again"
 
@@ -72,7 +73,7 @@ class Answer:
     Args:
         scores, ids: [m, k], best first, as of any index.
         missing: [m], the share of each query's expected top keys that lies in shards which were asked and
-            did not answer. 0 where all answered. A key that has a copy elsewhere counts as missing, too.
+            did not answer. 0 only where all answered. A key that has a copy elsewhere counts as missing, too.
         contacted: [m], how many shards each query was sent to, those without an answer among them.
         silent: the shards without an answer, and why.
     """
@@ -87,6 +88,11 @@ class Answer:
     def complete(self) -> bool:
         """Whether every shard that was asked has answered."""
         return not self.silent
+
+
+def share_missing(missing: Floats) -> str:
+    """The largest share of what silent shards leave out, in words; never 0 %."""
+    return f"up to {max(float(missing.max()), 0.001):.1%} of a query's expected top keys"
 
 
 @dataclass(frozen=True)
@@ -153,8 +159,8 @@ class ShardedIndex:
             shard, reason = next(iter(answer.silent.items()))
             more = f" and {len(answer.silent) - 1} more" if len(answer.silent) > 1 else ""
             raise ShardsMissingError(
-                f"shard {shard}{more} did not answer ({reason}): up to {answer.missing.max():.1%} of a "
-                f"query's expected top keys are missing; ask() returns what there is, with that share",
+                f"shard {shard}{more} did not answer ({reason}): {share_missing(answer.missing)} are "
+                "missing; ask() returns what there is, with that share",
                 answer,
             )
         return answer.scores, answer.ids
@@ -174,7 +180,7 @@ class ShardedIndex:
         for (shard, rows), results in zip(asked, answers, strict=True):
             if isinstance(results, str):
                 silent[shard] = results
-                missing[rows] += mass[rows, shard]
+                missing[rows] += np.maximum(mass[rows, shard], LEAST_MASS)
             else:
                 merged.add(rows, results)
         return Answer(merged.scores, merged.ids, np.minimum(missing, 1), chosen.sum(axis=1), silent)
