@@ -35,10 +35,11 @@ class Scan {
   Scan(const Cells& cells, const CellEffort& asked, const float* x, CellScratch& scratch, float* scores, int64_t* ids)
       : cells(cells), asked(asked), x(x), s(scratch), best{asked.k, cells.twice, scores, ids} {}
 
-  void run(const float* cell_scores) {
-    const int64_t probes = choose(cell_scores ? cell_scores : route());
+  // `projected` [r]: x times the projection of the codes, if there are any.
+  void run(const float* cell_scores, const float* projected) {
+    const int64_t probes = choose(cell_scores);
     if (cells.parts[0].keys) {
-      prepare();
+      prepare(projected);
       for (int64_t a = 0; a < probes; a++)
         for (int64_t b = 0; b < cells.count; b++) scan_codes(cells.parts[b], cell_of(a));
       score_again();
@@ -64,16 +65,6 @@ class Scan {
     return size;
   }
   int64_t cell_of(int64_t a) const { return int64_t(~uint32_t(s.chosen[a])); }
-
-  // W A x / ||x||.
-  const float* route() {
-    const float* inner = x;
-    if (cells.reduce) dots(cells.reduce, cells.rank, cells.d, x, s.inner), inner = s.inner;
-    dots(cells.weights, cells.c, cells.rank, inner, s.cell_scores);
-    const float times = 1 / std::sqrt(dot(x, x, cells.d));
-    for (int64_t j = 0; j < cells.c; j++) s.cell_scores[j] *= times;
-    return s.cell_scores;
-  }
 
   // The cells to scan, best first, ties to the lower; their number.
   int64_t choose(const float* cell_scores) {
@@ -113,11 +104,10 @@ class Scan {
   }
 
   // The part of the score that each value of a code has, as a byte; sums over all of them fit into 16 bits.
-  void prepare() {
-    dots(cells.projection, cells.r, cells.d, x, s.projected);
+  void prepare(const float* projected) {
     float widest = 1e-30f, together = 1e-30f;
     for (int64_t j = 0; j < cells.r; j++) {
-      const float value = s.projected[j];
+      const float value = projected[j];
       const float* book = cells.codebook + 16 * j;
       float low = book[0], high = book[0];
       for (int v = 1; v < 16; v++) low = book[v] < low ? book[v] : low, high = book[v] > high ? book[v] : high;
@@ -127,7 +117,7 @@ class Scan {
     }
     const float most = (65535.f - float(cells.r)) / together, times = 255.f / widest < most ? 255.f / widest : most;
     for (int64_t j = 0; j < cells.r; j++) {
-      const float value = s.projected[j] * times;
+      const float value = projected[j] * times;
       const float* book = cells.codebook + 16 * j;
       float lowest = book[0];
       for (int v = 1; v < 16; v++)
@@ -197,11 +187,28 @@ class Scan {
   }
 };
 
+// W A x / ||x|| of m queries, [m, c].
+const float* route(const Cells& cells, const float* x, int64_t m, CellScratch& s) {
+  const float* inner = x;
+  if (cells.reduce) dots_of(cells.reduce, cells.rank, cells.d, x, m, s.inner), inner = s.inner;
+  dots_of(cells.weights, cells.c, cells.rank, inner, m, s.cell_scores);
+  for (int64_t i = 0; i < m; i++) {
+    float* of_query = s.cell_scores + i * cells.c;
+    const float times = 1 / std::sqrt(dot(x + i * cells.d, x + i * cells.d, cells.d));
+    for (int64_t j = 0; j < cells.c; j++) of_query[j] *= times;
+  }
+  return s.cell_scores;
+}
+
 }  // namespace
 
-void search_cells(const Cells& cells, const CellEffort& asked, const float* x, const float* cell_scores, CellScratch& scratch,
-                  float* scores, int64_t* ids) {
-  Scan(cells, asked, x, scratch, scores, ids).run(cell_scores);
+void search_cells(const Cells& cells, const CellEffort& asked, const float* x, int64_t m, const float* cell_scores,
+                  CellScratch& scratch, float* scores, int64_t* ids) {
+  if (!cell_scores) cell_scores = route(cells, x, m, scratch);
+  if (cells.parts[0].keys) dots_of(cells.projection, cells.r, cells.d, x, m, scratch.projected);
+  for (int64_t i = 0; i < m; i++)
+    Scan(cells, asked, x + i * cells.d, scratch, scores + i * asked.k, ids + i * asked.k)
+        .run(cell_scores + i * cells.c, scratch.projected + i * cells.r);
 }
 
 }  // namespace amips::AMIPS_ISA

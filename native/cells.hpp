@@ -1,4 +1,4 @@
-// The search of cells for one query: which cells to scan, their codes, and the best keys scored again.
+// The search of cells for a few queries: which cells to scan, their codes, and the best keys scored again.
 #pragma once
 #include <cstdint>
 
@@ -39,22 +39,27 @@ struct CellEffort {
   const uint8_t* allowed;  // [n] of all parts: other than 0 of the keys that may be results; null if all may
 };
 
-// Memory that one search needs, made by the caller: nothing is allocated within.
+// Memory that a search of m queries needs, made by the caller: nothing is allocated within.
 struct CellScratch {
   uint64_t* chosen;      // [c]
-  float* cell_scores;    // [c]
+  float* cell_scores;    // [m, c]
   float* mass;           // [c]
-  float* inner;          // [rank]
-  float* projected;      // [r]
+  float* inner;          // [m, rank]
+  float* projected;      // [m, r]
   uint8_t* table;        // [padded r, 16]
   uint64_t* candidates;  // [2 candidates + 64]
 };
 
-// `cell_scores` [c]: those of a router for x of norm 1; null where the cells have a linear router.
-using CellSearch = void (*)(const Cells&, const CellEffort&, const float* x, const float* cell_scores, CellScratch&, float* scores,
-                            int64_t* ids);
+// x [m, d]; `cell_scores` [m, c]: those of a router for x of norm 1, null where the cells have a linear router. Results
+// are those of each query alone, to the last bit.
+using CellSearch = void (*)(const Cells&, const CellEffort&, const float* x, int64_t m, const float* cell_scores, CellScratch&,
+                            float* scores, int64_t* ids);
 
-namespace generic { void search_cells(const Cells&, const CellEffort&, const float*, const float*, CellScratch&, float*, int64_t*); }
-namespace avx2 { void search_cells(const Cells&, const CellEffort&, const float*, const float*, CellScratch&, float*, int64_t*); }
+namespace generic {
+void search_cells(const Cells&, const CellEffort&, const float*, int64_t, const float*, CellScratch&, float*, int64_t*);
+}
+namespace avx2 {
+void search_cells(const Cells&, const CellEffort&, const float*, int64_t, const float*, CellScratch&, float*, int64_t*);
+}
 
 }  // namespace amips

@@ -68,6 +68,36 @@ inline void dots(const float* matrix, int64_t rows, int64_t d, const float* x, f
   for (; i < rows; i++) out[i] = dot(matrix + i * d, x, d);
 }
 
+// The same of m queries [m, d], to the last bit: out [m, rows]. Rows are read once for all of them.
+inline void dots_of(const float* matrix, int64_t rows, int64_t d, const float* x, int64_t m, float* out) {
+  for (int64_t i = 0; i < rows; i += 4) {
+    const int64_t four = rows - i < 4 ? rows - i : 4;
+    int64_t q = 0;
+#if defined(__AVX2__)
+    for (; four == 4 && q + 2 <= m; q += 2) {
+      const float *a = matrix + i * d, *b = a + d, *c = b + d, *e = c + d, *y = x + q * d, *z = y + d;
+      __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0, t0 = s0, t1 = s0, t2 = s0, t3 = s0;
+      int64_t j = 0;
+      for (; j + 8 <= d; j += 8) {
+        const __m256 v = _mm256_loadu_ps(y + j), w = _mm256_loadu_ps(z + j);
+        __m256 row = _mm256_loadu_ps(a + j);
+        s0 = _mm256_fmadd_ps(row, v, s0), t0 = _mm256_fmadd_ps(row, w, t0), row = _mm256_loadu_ps(b + j);
+        s1 = _mm256_fmadd_ps(row, v, s1), t1 = _mm256_fmadd_ps(row, w, t1), row = _mm256_loadu_ps(c + j);
+        s2 = _mm256_fmadd_ps(row, v, s2), t2 = _mm256_fmadd_ps(row, w, t2), row = _mm256_loadu_ps(e + j);
+        s3 = _mm256_fmadd_ps(row, v, s3), t3 = _mm256_fmadd_ps(row, w, t3);
+      }
+      float sums[8] = {total(s0), total(s1), total(s2), total(s3), total(t0), total(t1), total(t2), total(t3)};
+      for (; j < d; j++) {
+        sums[0] += a[j] * y[j], sums[1] += b[j] * y[j], sums[2] += c[j] * y[j], sums[3] += e[j] * y[j];
+        sums[4] += a[j] * z[j], sums[5] += b[j] * z[j], sums[6] += c[j] * z[j], sums[7] += e[j] * z[j];
+      }
+      std::memcpy(out + q * rows + i, sums, 16), std::memcpy(out + (q + 1) * rows + i, sums + 4, 16);
+    }
+#endif
+    for (; q < m; q++) dots(matrix + i * d, four, d, x + q * d, out + q * rows + i);
+  }
+}
+
 // Sums of bytes[j] * row[j] for rows [rows, padded], a multiple of four; rows are within -63 ... 63, so that pairs
 // fit into 16 bits.
 inline void dots_bytes(const uint8_t* bytes, const int8_t* matrix, int64_t rows, int64_t padded, int32_t* out) {

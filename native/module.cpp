@@ -148,7 +148,7 @@ class Walker {
   Graph graph;
 };
 
-// Cells ready to be searched for one query; it keeps the arrays that it reads, and what holds the rows of cells.
+// Cells ready to be searched for a few queries; it keeps the arrays that it reads, and what holds the rows of cells.
 class Scanner {
  public:
   Scanner(int64_t c, int64_t d, Array<float> projection, Array<float> codebook, bool twice, Array<float> weights,
@@ -169,8 +169,8 @@ class Scanner {
     cells.parts[cells.count++] = {rows.data(), start.data(), entries.data(), data(keys), first, before};
   }
 
-  // x [1, d] of a norm near 1 and, if there is no linear router, scores of the cells [1, c], otherwise none;
-  // scores [1, k] and ids [1, k] are written. `allowed` is [n] of all parts, or empty if every key may be a result.
+  // x [m, d] of norms near 1 and, if there is no linear router, scores of the cells [m, c], otherwise none;
+  // scores [m, k] and ids [m, k] are written. `allowed` is [n] of all parts, or empty if every key may be a result.
   void search(Array<float> x, Array<float> cell_scores, int64_t probes, float temperature, float min_mass,
               int64_t keys, int64_t candidates, Out<float> scores, Out<int64_t> ids, Array<uint8_t> allowed) const {
     // Kept for the next call: a query alone should not pay for memory.
@@ -179,19 +179,21 @@ class Scanner {
       std::vector<float> cell_scores, mass, inner, projected;
       std::vector<uint8_t> table;
     } memory;
+    const int64_t m = int64_t(x.shape(0));
     const CellEffort effort{int64_t(ids.shape(1)), probes, temperature, min_mass, keys, candidates,
                             allowed.size() ? allowed.data() : nullptr};
     grow(memory.chosen, cells.c);
-    grow(memory.cell_scores, cells.c);
+    grow(memory.cell_scores, m * cells.c);
     grow(memory.mass, cells.c);
-    grow(memory.inner, cells.rank);
-    grow(memory.projected, cells.r);
+    grow(memory.inner, m * cells.rank);
+    grow(memory.projected, m * cells.r);
     grow(memory.table, 16 * (cells.r + 1));
     grow(memory.candidates, 2 * candidates + 2 * BLOCK);
     CellScratch scratch{memory.chosen.data(), memory.cell_scores.data(), memory.mass.data(),      memory.inner.data(),
                         memory.projected.data(), memory.table.data(), memory.candidates.data()};
     nb::gil_scoped_release release;
-    search_cells(cells, effort, x.data(), cell_scores.size() ? cell_scores.data() : nullptr, scratch, scores.data(), ids.data());
+    search_cells(cells, effort, x.data(), m, cell_scores.size() ? cell_scores.data() : nullptr, scratch, scores.data(),
+                 ids.data());
   }
 
  private:

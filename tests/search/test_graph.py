@@ -232,6 +232,18 @@ def test_queries_that_are_not_finite(indexes, data):
         refused(lambda x=x: index.search(x, on_bad="ignore"), "on_bad")
 
 
+def test_a_few_queries_have_the_answers_of_each_alone(indexes, data, monkeypatch):
+    """Without what is done for many, whatever their norms."""
+    x = (data[2][:20] * 3.0 ** (np.arange(20) % 7 - 3)[:, None]).astype(np.float32)
+    monkeypatch.setattr(GraphSearcher, "search_with", None)
+    for storage in STORAGES:
+        index = indexes[storage]
+        each = [index.search(row) for row in x]
+        scores, ids = index.search(x, threads=1)
+        np.testing.assert_array_equal(ids, np.concatenate([one[1] for one in each]))
+        np.testing.assert_array_equal(scores, np.concatenate([one[0] for one in each]))
+
+
 def test_queries_of_any_form(indexes, data):
     index, x = indexes["lean"], data[2][:4]
     scores, ids = index.search(x)

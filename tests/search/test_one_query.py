@@ -15,11 +15,12 @@ import amips
 from amips import native
 from amips.builder import Builder
 from amips.design import Design
-from amips.index import MOST_SINGLE, FaissCellStore, SingleSearch
+from amips.index import MOST_IN_ORDER, FaissCellStore, FewSearch
 from amips.lean import learn_projection
 from amips.nets import Linear
 from amips.routers import cells_above
 from amips.search import Index, Searcher, recalls
+from amips.search.inputs import MOST_FEW
 from amips.vectors import open_vectors
 from helpers import make_world
 
@@ -86,8 +87,8 @@ def test_as_many_queries_at_a_time(store, keys_and_queries, router, k, probes):
     keys, x = keys_and_queries[0].copy(), keys_and_queries[1]
     keys[-40:] = keys[:40]
     index = Searcher(replace(store, refine=N), Own(store.centroids) if router == "own" else None)
-    assert index._single is not None
-    assert index._single.routed == (router == "centroids")
+    assert index._few is not None
+    assert index._few.routed == (router == "centroids")
     same(alone(index, x, k, probes=probes), index.search(x, k, probes=probes), keys, x)
 
 
@@ -109,6 +110,20 @@ def test_few_candidates_are_the_best_by_their_codes(store, keys_and_queries):
     index = Searcher(replace(store, refine=2), None)
     many, each = index.search(x, 10, probes=6), alone(index, x, 10, probes=6)
     assert (many[1] == each[1]).mean() > 0.97
+
+
+@pytest.mark.parametrize("router", ["centroids", "own"])
+@pytest.mark.parametrize("m", [2, 5, MOST_FEW])
+def test_a_few_queries_have_the_answers_of_each_alone(store, keys_and_queries, router, m, monkeypatch):
+    """In one compiled call, to the last bit, whatever their norms."""
+    scale = 3.0 ** (np.arange(m) % 7 - 3)
+    x = (np.resize(keys_and_queries[1], (m, D)) * scale[:, None]).astype(np.float32)
+    index = Searcher(store, Own(store.centroids) if router == "own" else None, temperature=0.8)
+    monkeypatch.setattr(Searcher, "search_with", None)
+    for asked in ({"probes": 4}, {"min_mass": 0.05}):
+        expected, together = alone(index, x, 10, **asked), index.search(x, 10, **asked)
+        np.testing.assert_array_equal(together[1], expected[1])
+        np.testing.assert_allclose(together[0], expected[0], rtol=0 if router == "centroids" else 1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 0.3, 1.0, 7.0, 1e12])
@@ -136,8 +151,8 @@ def test_what_it_is_not_for_goes_the_other_way(store, keys_and_queries):
     for wrong in (x[0][:-1], "x", x[:1, :, None]):
         with pytest.raises(amips.AmipsError):
             index.search(wrong, probes=2)
-    many = index.search(x[0], MOST_SINGLE + 1, probes=C)
-    assert (many[1] >= 0).sum() == MOST_SINGLE + 1
+    many = index.search(x[0], MOST_IN_ORDER + 1, probes=C)
+    assert (many[1] >= 0).sum() == MOST_IN_ORDER + 1
     given = index.search(x[0].tolist(), probes=3)
     np.testing.assert_array_equal(given[1], index.search(x[0], probes=3)[1])
     np.testing.assert_array_equal(given[1], index.search(x[0].astype(np.float64), probes=3)[1])
@@ -161,7 +176,7 @@ def test_no_store_of_other_codes(keys_and_queries):
     assignment, centroids = np.zeros(N, np.int32), np.ones((1, D), np.float32)
     for storage in ("sq8", "pq"):
         store = FaissCellStore.build(open_vectors(keys), assignment, centroids, storage)
-        assert SingleSearch.of(store, None) is None
+        assert FewSearch.of(store, None) is None
         assert Searcher(store, None).search(x[0], probes=1)[1].min() >= 0
 
 
@@ -173,7 +188,7 @@ def test_a_trained_router_from_a_bundle(task, tmp_path):
     x = np.asarray(task.test.queries)
     for mmap in (False, True):
         loaded = amips.load(tmp_path / "b", mmap=mmap)
-        assert loaded.snapshot._single.routed
+        assert loaded.snapshot._few.routed
         same(
             alone(loaded, x, 10, probes=3),
             loaded.search(x, 10, probes=3),

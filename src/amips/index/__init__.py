@@ -4,12 +4,13 @@ from amips.index.cell_files import FILES, SECOND, read_array
 from amips.index.cell_store import CellStore
 from amips.index.costs import cell_bytes, graph_bytes, scan_flops
 from amips.index.faiss_store import REFINE, FaissCellStore
+from amips.index.few_search import FewSearch
 from amips.index.fill import FEWEST_KEYS, check_enough_keys, pq_parts
+from amips.index.graph_filter import MOST_IN_ORDER
 from amips.index.graph_store import CODING, GRAPH_FILES, MOST_VALUES, GraphStore, check_graph_size
 from amips.index.key_mask import KeyMask
 from amips.index.living_cells import LivingCells, OwnCells, kept_cells, scan_allowed, with_added
 from amips.index.matches import Matches, best_matches
-from amips.index.single_search import MOST_SINGLE, SingleSearch
 from amips.index.top_keys import score_candidates, top_of_rows
 
 __all__ = [
@@ -17,18 +18,18 @@ __all__ = [
     "FEWEST_KEYS",
     "FILES",
     "GRAPH_FILES",
-    "MOST_SINGLE",
+    "MOST_IN_ORDER",
     "MOST_VALUES",
     "REFINE",
     "SECOND",
     "CellStore",
     "FaissCellStore",
+    "FewSearch",
     "GraphStore",
     "KeyMask",
     "LivingCells",
     "Matches",
     "OwnCells",
-    "SingleSearch",
     "best_matches",
     "cell_bytes",
     "check_enough_keys",

@@ -163,7 +163,7 @@ class GraphStore:
         if allowed is not None:
             return self._search_allowed(x, k, margin, threads, width, allowed_keys(allowed, self.n))
         m = len(x)
-        if margin is None or k > min(MOST_RESULTS, self.n // 4):
+        if margin is None or not self.walks(k):
             scores, ids = top_of_rows(self.keys, x, k, EXACT_BYTES)
             return scores, ids, np.tile(np.array([self.n, self.n, 0]), (m, 1))
         scores, ids, counts = _results(m, k)
@@ -173,6 +173,10 @@ class GraphStore:
         width = max(depth + 1, width or max(WIDTH, 8 * depth))
         search(x, depth, width, margin / unit, refine, threads, scores, ids, counts, EVERY, 0, 0)
         return scores, ids, counts
+
+    def walks(self, k: int) -> bool:
+        """Whether a walk finds so many results; of more every key is scored."""
+        return k <= min(MOST_RESULTS, self.n // 4)
 
     def _search_allowed(
         self,

@@ -187,9 +187,9 @@ class FilteredCells:
         probes, store = plan.cells.shape[1], self._store_for(effort)
         wanted = np.full((1, self.index.c), -np.inf, np.float32)  # scores that choose just these cells
         wanted[0, plan.cells[0]] = -np.arange(probes, dtype=np.float32)
-        single = self.index._single
-        assert single is not None
-        return single(v, wanted, k, store.candidates(k), probes, 1.0, 0.0, 0, self.allowed.keys)
+        compiled = self.index._few
+        assert compiled is not None
+        return compiled(v, wanted, k, store.candidates(k), probes, 1.0, 0.0, 0, self.allowed.keys)
 
     def cost_with(self, x: Floats, k: int, effort: Effort) -> Cost:
         """The cost of float32 queries [m, d]."""

@@ -21,8 +21,8 @@ from amips.search.cost import Cost
 from amips.search.inputs import (
     checked_k,
     checked_queries,
+    few_queries,
     labelled,
-    one_query,
     restore_norms,
     split_norms,
 )
@@ -123,13 +123,14 @@ class GraphSearcher:
         margin = self._margin(recall, margin, k, best_effort, probes, min_mass)
         if on_bad != "error":
             check_choice("on_bad", on_bad, ("error", "skip"))
-        one = None if margin is None else one_query(x, self.d)
-        if one is not None:  # the calls are what costs, so as few as can be
+        few = None if margin is None else few_queries(x, self.d)
+        if few is not None and (len(few[0]) == 1 or (allowed is None and self.store.walks(k))):
+            # The calls are what costs, so as few as can be.
             some = None if allowed is None else allowed.keys
-            scores, ids, _ = self.store.search(one[0], k, margin, allowed=some)
-            if one[1]:
+            scores, ids, _ = self.store.search(few[0], k, margin, threads, allowed=some)
+            if np.any(few[1]):
                 with np.errstate(over="ignore"):
-                    scores = np.ldexp(scores, one[1])
+                    scores = np.ldexp(scores, few[1])
             return scores, ids if self.labels is None else labelled(ids, self.labels)
         x, bad = checked_queries(x, self.d, on_bad)
         with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):

@@ -169,7 +169,8 @@ class MemorySearcher:
         if candidates is None:
             if isinstance(self.index, GraphSearcher):
                 return self.index.search(x, k, margin=point.margin)
-            return self.index.search_one(x, k, effort_of(point))
+            result = self.index.search_few(x, k, effort_of(point))
+            return None if result is None else (result[0], labelled(result[1], self.labels))
         keys = self.store.keys
         if keys is None:
             scores, ids = self._score(v, candidates, k)
@@ -210,7 +211,9 @@ class MemorySearcher:
     def _search_index(self, x: Floats, k: int, point: Point, threads: int | None) -> tuple[Floats, Ids]:
         if isinstance(self.index, GraphSearcher):
             return self.index.search_with(x, k, point.margin, threads)[:2]
-        return self.index.search_with(x, k, effort_of(point))
+        effort = effort_of(point)
+        result = self.index.search_few(x, k, effort)
+        return self.index.search_with(x, k, effort) if result is None else result
 
     def cost(
         self,

@@ -14,7 +14,7 @@ from amips.blas import threads as limit_threads
 from amips.cells import fingerprint_of
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import CellStore, KeyMask, LivingCells, OwnCells, SingleSearch, scan_allowed
+from amips.index import CellStore, FewSearch, KeyMask, LivingCells, OwnCells, scan_allowed
 from amips.metrics import TOP
 from amips.routers import (
     Router,
@@ -30,6 +30,7 @@ from amips.search.attributes import Attributes
 from amips.search.cost import Cost
 from amips.search.drop_in_search import drop_in_search
 from amips.search.effort import Effort, effort_for
+from amips.search.few_queries import search_few
 from amips.search.filtered_cells import CellFilters
 from amips.search.inputs import (
     checked_k,
@@ -44,7 +45,6 @@ from amips.search.placing import BY_KEY, Placement
 from amips.search.points import Point
 from amips.search.report import Report
 from amips.search.selectivity import Depth
-from amips.search.single_query import search_one
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
@@ -158,7 +158,7 @@ class Searcher:
                 Otherwise the model chooses the cells, and x scores the keys.
             rescore: with `drop_in`, fetch more and score them again with x.
             on_bad: a query that is not finite is an error, or ("skip") gets no results.
-            threads: limit numpy and FAISS to so many; one query alone has one.
+            threads: limit numpy and FAISS to so many; a few queries in compiled code have one.
             margin: of a graph: cells have none, and it is refused.
             allowed: the keys that may be results, in place of those that were not removed: the effort is then
                 what the recall needs behind them.
@@ -182,8 +182,8 @@ class Searcher:
                 self._efforts[key] = effort
         if threads is not None:
             check_whole("threads", threads, 1)
-        if not drop_in and (result := self.search_one(x, k, effort, allowed)) is not None:
-            return result
+        if not drop_in and (result := self.search_few(x, k, effort, allowed)) is not None:
+            return result[0], labelled(result[1], self.labels)
         x, bad = checked_queries(x, self.d, on_bad)
         with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):
             if drop_in:
@@ -197,11 +197,11 @@ class Searcher:
     def _efforts(self) -> dict[Any, Effort]:  # by recall and k
         return {}
 
-    def search_one(
+    def search_few(
         self, x: Any, k: int, effort: Effort, allowed: KeyMask | None = None
-    ) -> tuple[Floats, NDArray[Any]] | None:
-        """One query in one compiled call; None of many, of a bad one, and where there is none for it."""
-        return search_one(self, x, k, effort, self.filters.of(allowed))
+    ) -> tuple[Floats, Ids] | None:
+        """Scores and key numbers of a few queries, in one compiled call; None where there is none."""
+        return search_few(self, x, k, effort, self.filters.of(allowed))
 
     @cached_property
     def filters(self) -> CellFilters:
@@ -209,16 +209,16 @@ class Searcher:
         return CellFilters(self)
 
     @cached_property
-    def _single(self) -> SingleSearch | None:
-        """What searches for one query; None where nothing is compiled for this store."""
+    def _few(self) -> FewSearch | None:
+        """What searches for a few queries; None where nothing is compiled for this store."""
         store = self.store
         if isinstance(store, LivingCells):
-            return SingleSearch.of(store.base, self.router.factors, store.added)
-        return SingleSearch.of(store, self.router.factors)
+            return FewSearch.of(store.base, self.router.factors, store.added)
+        return FewSearch.of(store, self.router.factors)
 
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""
-        self._single  # noqa: B018
+        self._few  # noqa: B018
         if (filtered := self.filters.of(None)) is not None:  # many keys were removed
             filtered.lists  # noqa: B018
 

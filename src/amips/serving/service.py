@@ -32,7 +32,6 @@ from amips.version import __version__
 
 Result = TypeVar("Result")
 
-FEW = 16  # rows: fewer are searched one by one, by the compiled path of a single query, in less time
 SAMPLE_SECONDS = 1.0  # between two queries whose cost is looked at
 DRIFT_SECONDS = 60.0  # between two looks at drift
 MOST_ASKS, MOST_CHANGES = 32, 32  # that may wait
@@ -153,9 +152,6 @@ class Service:
         return answer
 
     def _search_rows(self, index: Any, x: Floats, options: Options) -> Results:
-        if 1 < len(x) < FEW:
-            parts = [index.search(row[None], **options.arguments) for row in x]
-            return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         threads = {} if len(x) == 1 else self._threads
         answer: Results = index.search(x, **options.arguments, **threads)
         return answer

@@ -1,8 +1,8 @@
-"""One query in cells in one compiled call: which cells to scan, their codes, and the best keys scored again.
+"""A few queries in cells in one compiled call: cells, codes, the best keys scored again.
 
-Many queries are shared out to matrix products and FAISS (`amips.index.faiss_store`); of one alone it is the
-calls that would cost. The answers are the same but for rounding: of lean storage, which of two keys whose
-codes score alike is scored again.
+Many queries are shared out to matrix products and FAISS (`amips.index.faiss_store`); of a few it is the calls
+that would cost. Their answers are those of each alone. Those of many are the same but for rounding: of lean
+storage, which of two keys whose codes score alike is scored again.
 """
 
 from typing import Any
@@ -18,17 +18,16 @@ from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
 
-MOST_SINGLE = 256  # results that are kept in order one by one
 NOTHING = np.zeros((0, 0), np.float32)
 
 
-class SingleSearch:
-    """Searches a store for one query.
+class FewSearch:
+    """Searches a store for a few queries.
 
     Args:
         store: of storage "flat" or "lean".
         factors: of a linear router, W [c, r] and A [r, d] or None (`amips.routers.Router.factors`); without
-            them the scores of the cells come with each query.
+            them the scores of the cells come with the queries.
         added: keys that were added later, in the same cells and with the same codes; their numbers follow
             those of the store. Cells are chosen by what both hold.
     """
@@ -64,7 +63,7 @@ class SingleSearch:
         store: Any,
         factors: "tuple[Floats, Floats | None] | None",
         added: FaissCellStore | None = None,
-    ) -> "SingleSearch | None":
+    ) -> "FewSearch | None":
         """What searches this store, and keys that were added; None if nothing is compiled for it."""
         if native.compiled is None or not isinstance(store, FaissCellStore):
             return None
@@ -87,7 +86,7 @@ class SingleSearch:
 
     def __reduce__(self) -> Any:
         """For pickle: made again of the store, or None where nothing is compiled."""
-        return SingleSearch.of, self._inputs
+        return FewSearch.of, self._inputs
 
     def __call__(
         self,
@@ -101,16 +100,16 @@ class SingleSearch:
         keys: int,
         allowed: NDArray[Any] | None = None,
     ) -> tuple[Floats, Ids]:
-        """The k best keys of x [1, d], of a norm near 1: scores [1, k] and key numbers [1, k].
+        """The k best keys of queries [m, d] of norms near 1: scores [m, k] and key numbers [m, k].
 
         Args:
-            scores: of the cells, [1, c], unless there is a linear router.
+            scores: of the cells, [m, c], unless there is a linear router.
             candidates: entries that are scored again.
             probes: cells to scan; 0 for those that hold `min_mass` (`amips.routers.cells_above`).
             keys: that the cells hold at least, by mass.
             allowed: which keys may be results, bool or uint8 [n]; all, if None.
         """
-        best, ids = np.empty((1, k), np.float32), np.empty((1, k), np.int64)
+        best, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
         cell_scores = NOTHING if scores is None else _plain(scores)
         some = EVERY if allowed is None else allowed_keys(allowed, self.n)
         self._native.search(x, cell_scores, probes, temperature, min_mass, keys, candidates, best, ids, some)

@@ -8,7 +8,7 @@ import pytest
 
 from amips import AmipsError, native
 from amips.blas import faiss
-from amips.index import FaissCellStore, SingleSearch, fill
+from amips.index import FaissCellStore, FewSearch, fill
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
 from helpers import make_world
@@ -78,7 +78,7 @@ MASKS = (None, 0.5, 0.05, 0.0)
 def test_both_parts_of_the_chosen_cells(parts, share):
     base, added, spilled = parts
     allowed = None if share is None else np.random.default_rng(4).random(ALL) < share
-    search = SingleSearch.of(base, (CENTROIDS, None), added)
+    search = FewSearch.of(base, (CENTROIDS, None), added)
     assert search.n == ALL
     for x in X:
         order = np.argsort(-(CENTROIDS @ x), kind="stable")
@@ -88,7 +88,7 @@ def test_both_parts_of_the_chosen_cells(parts, share):
 
 def test_scores_that_come_with_the_query(parts):
     base, added, spilled = parts
-    search = SingleSearch.of(base, None, added)
+    search = FewSearch.of(base, None, added)
     assert not search.routed
     for x in X[:10]:
         scores = np.tanh(CENTROIDS @ x)[None]
@@ -99,7 +99,7 @@ def test_scores_that_come_with_the_query(parts):
 def test_cells_by_mass_hold_enough_keys_together(parts):
     """So many cells that both parts have enough in them, not one of them alone."""
     base, added, spilled = parts
-    search = SingleSearch.of(base, (CENTROIDS, None), added)
+    search = FewSearch.of(base, (CENTROIDS, None), added)
     together = base.sizes + added.sizes
     for x in X[:20]:
         order = np.argsort(-(CENTROIDS @ x), kind="stable")
@@ -110,11 +110,11 @@ def test_cells_by_mass_hold_enough_keys_together(parts):
 
 def test_one_part_alone_as_before(parts):
     base, added, _ = parts
-    alone = SingleSearch.of(base, (CENTROIDS, None))
+    alone = FewSearch.of(base, (CENTROIDS, None))
     nothing = replace(added, sizes=np.zeros(C, np.int64), entries=np.zeros(0, np.int64), second=None)
-    empty = SingleSearch.of(base, (CENTROIDS, None), nothing)
+    empty = FewSearch.of(base, (CENTROIDS, None), nothing)
     allowed = np.arange(ALL) < N
-    both = SingleSearch.of(base, (CENTROIDS, None), added)
+    both = FewSearch.of(base, (CENTROIDS, None), added)
     effort = {"scores": None, "k": 10, "probes": 3, "temperature": 1.0, "min_mass": 0.0, "keys": 0}
     for x in X:
         scores, ids = alone(x[None], candidates=2 * ALL, **effort)
@@ -130,7 +130,7 @@ def test_one_part_alone_as_before(parts):
 def test_few_candidates_are_of_those_that_are_allowed(parts):
     """Codes choose among what may be a result: what may not takes no place."""
     base, added, spilled = parts
-    search = SingleSearch.of(base, (CENTROIDS, None), added)
+    search = FewSearch.of(base, (CENTROIDS, None), added)
     allowed = np.random.default_rng(6).random(ALL) < 0.02
     for x in X:
         check(search, x, np.arange(C), 10, spilled, allowed, probes=C, candidates=2 * int(allowed.sum()))
@@ -138,7 +138,7 @@ def test_few_candidates_are_of_those_that_are_allowed(parts):
 
 def test_pickled(parts):
     base, added, spilled = parts
-    search = pickle.loads(pickle.dumps(SingleSearch.of(base, (CENTROIDS, None), added)))
+    search = pickle.loads(pickle.dumps(FewSearch.of(base, (CENTROIDS, None), added)))
     for x in X[:5]:
         order = np.argsort(-(CENTROIDS @ x), kind="stable")
         check(search, x, order[:3], 10, spilled, None, probes=3)
@@ -146,11 +146,11 @@ def test_pickled(parts):
 
 def test_what_does_not_fit(parts):
     base, added, _ = parts
-    search = SingleSearch.of(base, (CENTROIDS, None), added)
+    search = FewSearch.of(base, (CENTROIDS, None), added)
     with pytest.raises(AmipsError, match="allowed"):
         search(X[:1], None, 10, 100, 3, 1.0, 0.0, 0, np.ones(N, bool))
     fewer = FaissCellStore.build(open_vectors(KEYS[:50]), CELLS[:50], CENTROIDS, "sq8")
-    assert SingleSearch.of(base, (CENTROIDS, None), fewer) is None
+    assert FewSearch.of(base, (CENTROIDS, None), fewer) is None
     other = FaissCellStore.build(open_vectors(KEYS[:50]), np.zeros(50, np.int32), CENTROIDS[:1], "flat")
     with pytest.raises(AmipsError, match="other cells"):
-        SingleSearch.of(base, (CENTROIDS, None), other)
+        FewSearch.of(base, (CENTROIDS, None), other)
