@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -165,6 +166,97 @@ def test_a_listing_that_is_none_is_one_line(task, address, tmp_path, text):
     with pytest.raises(amips.AmipsError) as problem:
         fetch(address, tmp_path / "out")
     assert "\n" not in str(problem.value)
+
+
+def test_a_directory_of_another_content_is_not_taken_for_the_published_one(task, address, tmp_path):
+    publish(task, address)
+    out = fetch(address, tmp_path / "out")
+    data = bytearray((out / "keys.npy").read_bytes())
+    data[-1] ^= 1
+    (out / "keys.npy").write_bytes(data)  # as large as before
+    with pytest.raises(amips.AmipsError, match="holds something else"):
+        fetch(address, out)
+
+
+@pytest.mark.parametrize("damage", ["flip", "gone", "listing", "both"])
+def test_publishing_again_mends_what_was_damaged(task, address, tmp_path, damage):
+    version = publish(task, address)
+    file = store(tmp_path) / version / "keys.npy"
+    if damage != "gone":
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    else:
+        file.unlink()
+    if damage in ("listing", "both"):
+        (store(tmp_path) / LISTING).write_bytes(b"\0\0")
+    assert publish(task, address) == version
+    assert content(fetch(address, tmp_path / "out")) == content(task)
+
+
+def interleaved(task, address, tmp_path, monkeypatch):
+    """Another content is published, twice, in the middle of a publication."""
+    other = shutil.copytree(task, tmp_path / "other")
+    send, sent = publishing._send, []
+
+    def between(system, path, *arguments):
+        sent.append(path)
+        if len(sent) == 3:
+            change(other)
+            publish(other, address)
+            change(other)
+            publish(other, address)
+        send(system, path, *arguments)
+
+    monkeypatch.setattr(publishing, "_send", between)
+    publish(task, address)
+
+
+def test_two_publishers_do_not_mix(task, address, tmp_path, monkeypatch):
+    publish(task, address)
+    change(task)
+    with pytest.raises(amips.AmipsError, match="another process is publishing at"):
+        interleaved(task, address, tmp_path, monkeypatch)
+
+
+def test_two_publishers_do_not_mix_where_there_are_no_locks(task, address, tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "_on_disk", lambda *_: None)
+    publish(task, address)
+    change(task)
+    interleaved(task, address, tmp_path, monkeypatch)
+    assert content(fetch(address, tmp_path / "out")) == content(task)
+
+
+def test_what_is_on_a_disk_is_synced_before_it_is_listed(task, address, tmp_path, monkeypatch):
+    synced = set()
+    sync = os.fsync
+
+    def note(handle):
+        facts = os.fstat(handle)
+        synced.add((facts.st_dev, facts.st_ino))
+        sync(handle)
+
+    listed = publishing.write_atomic
+
+    def check(path, data):
+        for file in [path.parent, *path.parent.rglob("*")]:
+            facts = file.stat()
+            assert (facts.st_dev, facts.st_ino) in synced or file.name == ".lock", file
+        listed(path, data)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(publishing, "write_atomic", check)
+    publish(task, address)
+    assert (store(tmp_path) / LISTING).is_file()
+
+
+def test_only_what_was_finished_is_published(task, address, tmp_path):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "plan.json").write_text('{"kind": "embed", "keys": {}}')  # as a call of embed that was killed
+    with pytest.raises(amips.AmipsError, match="nothing that amips finished"):
+        publish(begun, address)
+    (task / "keys.npy").write_bytes((task / "keys.npy").read_bytes()[:-1] + b"?")
+    with pytest.raises(amips.AmipsError, match=r"keys\.npy is not what it was when .* was finished"):
+        publish(task, address)
 
 
 def test_what_is_refused(task, address, tmp_path):
