@@ -148,6 +148,56 @@ def test_compacting_keeps_the_way_back(task, world, tmp_path):
     assert index.n == N + 1
 
 
+@pytest.mark.parametrize("storage", ["flat", "sq8", "lean"])
+def test_the_order_of_keys_is_that_of_their_changes(task, world, tmp_path, storage):
+    """A mask has a value a key, in the order in which keys came: rolling back does not mix them up."""
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage=storage, ids=np.arange(N) + 1000)
+    index.refit(world[2], minutes=0.05)
+    index.remove([1010, 1020])
+    index.add(world[0][:2], ids=[10**6, 7])
+    index.update([1005], -world[0][5:6])
+    index.add(world[0][20:21], ids=[1020])  # as it was
+    index.add(world[0][3:4], ids=[2**63 - 1])
+    stayed = np.delete(np.arange(N) + 1000, [5, 10, 20]).tolist()
+    expected = [*stayed, 10**6, 7, 1005, 1020, 2**63 - 1]
+    index.rollback()
+    for one in (index, amips.load(tmp_path / "b")):
+        assert one.labels.tolist() == expected
+        masked = one.search(world[0][:1], 1, filter=np.arange(one.n) == one.n - 2)[1]
+        assert masked.tolist() == [[1020]]
+
+
+def test_going_back_needs_a_refit(bundle, monkeypatch):
+    """One line, also where a refit was killed before it had put anything in place."""
+    index = amips.load(bundle)
+    index.remove([1000])
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(AmipsError, match="was not refitted") as caught:
+            index.rollback()
+        assert "\n" not in str(caught.value)
+        with monkeypatch.context() as patch:
+            patch.setattr("amips.search.bundle_directory.write_manifest", stop)
+            with pytest.raises(KeyboardInterrupt):
+                index._replace(index._whole(), "this")
+        index.compact()
+    assert amips.load(bundle).n == N - 1
+
+
+def test_a_rollback_that_fails_can_be_tried_again(task, world, monkeypatch):
+    index = amips.build(task, recall=0.9, storage="flat")
+    index.refit(world[2], minutes=0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr("amips.search.refits.with_changes_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            index.rollback()
+    index.rollback()
+    assert index.origin.round == 0
+
+
 def test_attributes_given_since_stay(task, world, tmp_path):
     index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat", ids=np.arange(N) + 1000)
     index.set_attributes(pa.table({"shelf": np.zeros(N, np.int64)}))

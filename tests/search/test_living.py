@@ -1,8 +1,10 @@
 """Keys that come and go: found when a call returns, on disk when a call returns, never half."""
 
+import gc
 import pickle
 import shutil
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -39,6 +41,16 @@ def bundle(request, bundles, tmp_path):
     """A bundle of one's own."""
     shutil.copytree(bundles / request.param, tmp_path / "bundle")
     return tmp_path / "bundle"
+
+
+class Adapted:
+    """An adaptation that changes nothing."""
+
+    def fits(self, snapshot):
+        return True
+
+    def on(self, snapshot):
+        return snapshot
 
 
 def every(index, x, k=10):
@@ -197,6 +209,37 @@ def test_an_id_that_was_removed_never_comes_again_by_itself(bundle, data):
     index.remove([last + 1])
     index.compact()
     assert index.add(data[1][:2]).tolist() == [last + 2, last + 3]
+
+
+def test_the_largest_id_that_there_is(bundle, data):
+    largest = 2**63 - 1
+    with amips.load(bundle) as index:
+        index.add(data[1][0], ids=[largest])
+        with pytest.raises(amips.AmipsError, match="no numbers left"):
+            index.add(data[1][1])
+        index.compact()
+    with amips.load(bundle) as index:
+        assert every(index, data[1][0], 1)[1].item() == largest
+        index.remove([largest])
+        index.compact()
+    with amips.load(bundle) as index:
+        with pytest.raises(amips.AmipsError, match="no numbers left"):
+            index.add(data[1][1])
+        index.add(data[1][1], ids=[7 * N])
+    with pytest.raises(amips.AmipsError, match="does not fit"):
+        amips.load(bundle).add(data[1][2], ids=[2**63])
+
+
+def test_a_snapshot_that_was_replaced_is_let_go_of(bundles, data):
+    """What was worked out for it (as adapted, the log beside it) does not keep its keys."""
+    index = Index(amips.load(bundles / "flat").snapshot)
+    index._adaptation = Adapted()
+    assert index.serving is not None
+    index._compare(data[2][:300])
+    before = weakref.ref(index.snapshot)
+    index.add(data[1][:1])
+    gc.collect()
+    assert before() is None
 
 
 def test_a_second_writer_is_refused_until_the_first_is_closed(bundle, data):
@@ -385,11 +428,35 @@ def test_commands(bundle, data, tmp_path, monkeypatch, capsys):
         (("remove", bundle), "give ids"),
         (("remove", bundle, 3), "id 3 is not in this index"),
         (("remove", bundle, "x"), "'x' is not an id"),
+        (("remove", bundle, "9" * 30), "is not an id"),
+        (("remove", bundle, "1_0"), "'1_0' is not an id"),
+        (("remove", bundle, "5", "05"), "same id 5"),
+        (("remove", bundle, "--", "-3"), "id -3 is not in this index"),
+        (("remove", bundle, "--", "--5"), "'--5' is not an id"),
+        (("remove", bundle, "--ids", tmp_path), "not a readable text file"),
+        *(
+            (("remove", bundle, "--ids", written(tmp_path, name, value)), said)
+            for name, value, said in (
+                ("floats", np.array([1.0, 2.0]), "expected whole numbers or strings"),
+                ("mask", np.array([True, False]), "expected whole numbers or strings"),
+                ("lone", np.array("5x"), "'5x' is not an id"),
+                ("table", np.array([["5", "6"]]), "ids of shape [1, 2]"),
+                ("large", np.array([2**63], np.uint64), "does not fit in int64"),
+                ("nulls", np.array(["a\0b"]), "is not an id"),
+            )
+        ),
         (("add", bundle, tmp_path / "nothing.npy"), "does not exist"),
         (("add", tmp_path, tmp_path / "more.npy"), "manifest.json"),
     ]:
         assert run(*words) == 1
-        assert said in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+
+
+def written(folder, name, array):
+    np.save(folder / f"{name}.npy", array)
+    return folder / f"{name}.npy"
 
 
 @pytest.fixture(scope="module")
@@ -415,11 +482,21 @@ def test_ids_that_could_not_be_kept_are_refused(named, data, ids, said):
         index.add(data[1][: len(ids)], ids)
 
 
-def test_one_string_is_an_id(named, tmp_path):
+def test_one_string_is_an_id(named, data, tmp_path, monkeypatch):
     index = amips.load(shutil.copytree(named, tmp_path / "b"))
     assert index.remove("sku-6") == 1
+    (tmp_path / "sku-9").write_text("sku-1\nsku-2\n")
+    monkeypatch.chdir(tmp_path)
+    assert index.remove("sku-9") == 1  # whatever files there are
+    assert index.add(data[1][0], ids="sku-9").tolist() == ["sku-9"]
+    index.update("sku-9", data[1][1])
+    assert index.n == N - 1
+    assert index.search(data[1][1], 1, filter="sku-9")[1].item() == "sku-9"
+    assert index.remove(tmp_path / "sku-9") == 2
+    with pytest.raises(amips.AmipsError, match=r"'sku-9.txt' is not in this index"):
+        index.remove("sku-9.txt")
     (tmp_path / "empty.txt").write_text("")
     assert index.remove(tmp_path / "empty.txt") == 0
-    (tmp_path / "holes.txt").write_text("sku-1\n\nsku-2\n")
+    (tmp_path / "holes.txt").write_text("sku-3\n\nsku-4\n")
     with pytest.raises(amips.AmipsError, match=r"holes.txt: line 2 has no id"):
         index.remove(tmp_path / "holes.txt")

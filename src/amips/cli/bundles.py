@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 import amips
 from amips.cli.hits import check_hits_file, writing_hits
@@ -17,6 +16,7 @@ from amips.cli.options import (
     TRUSTED_HELP,
     cli,
     echo,
+    ids_like,
     output,
     output_file,
     path,
@@ -27,12 +27,12 @@ from amips.cli.shards import search_shards
 from amips.files import read_json
 from amips.metrics import TARGET_RECALL
 from amips.nets import DEFAULT_MINUTES
-from amips.search import KEEP_LOG, GraphSearcher, Searcher, WrappedIndex, measure, plain_index
+from amips.search import KEEP_LOG, GraphSearcher, Index, Searcher, WrappedIndex, measure, plain_index
 from amips.sharding import is_sharded
 from amips.tables import text_table
 from amips.task import Task, load_task
 from amips.terminal import one_line
-from amips.vectors import inspect, open_vectors, read_ids
+from amips.vectors import inspect, open_vectors
 
 MISSED = 3  # how an audit ends whose recall is missed: other than an error
 
@@ -171,7 +171,8 @@ def search(
     if "where" in options and isinstance(searcher, WrappedIndex):
         raise amips.AmipsError(f"{bundle} routes a FAISS index, which has no attributes: give --filter")
     if chosen is not None:
-        options["filter"] = _ids_like(chosen, getattr(searcher, "labels", None))
+        strings = isinstance(searcher, Index) and searcher.has_string_ids
+        options["filter"] = ids_like(chosen, strings, unique=False)
     if "margin" in options and not isinstance(plain_index(searcher.snapshot), GraphSearcher):
         raise amips.AmipsError(f"--margin is of a graph; {bundle} has cells: give --recall or --probes")
     if (
@@ -193,17 +194,6 @@ def search(
             write(first, *searcher.search(block, k, **options))
     if out is not None:
         echo(f"{out}: the best {k} keys of {x.n:,} {'query' if x.n == 1 else 'queries'}")
-
-
-def _ids_like(source: str, labels: Any) -> Any:
-    """Ids in a file; in a text they are whole numbers where those of the keys are."""
-    ids = read_ids(source, unique=False)
-    if ids.dtype.kind != "U" or (labels is not None and labels.dtype.kind == "U"):
-        return ids
-    try:
-        return ids.astype(np.int64)
-    except (ValueError, OverflowError):
-        raise amips.AmipsError(f"{source}: the ids of this index are whole numbers") from None
 
 
 @cli.command()

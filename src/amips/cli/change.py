@@ -1,17 +1,13 @@
 """add, update, remove, compact: bundles that change."""
 
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 
 import amips
-from amips.cli.options import ATTRIBUTES_HELP, IDS_HELP, cli, echo, path
+from amips.cli.options import ATTRIBUTES_HELP, IDS_HELP, cli, echo, ids_like, path
 from amips.search import Index
 from amips.sharding import UNCHANGED, is_sharded
-from amips.vectors import read_ids
 
 
 def _opened(bundle: Path) -> Index:
@@ -21,17 +17,6 @@ def _opened(bundle: Path) -> Index:
     if not isinstance(index, Index):
         raise amips.AmipsError(f"{bundle} routes a FAISS index of your own: change that one")
     return index
-
-
-def _ids(index: Index, source: Any) -> NDArray[Any]:
-    """Ids that were typed or stand in a file; a text file has strings, which may be meant as numbers."""
-    values = read_ids(source)
-    if values.dtype.kind != "U" or index.has_string_ids:
-        return values
-    for word in values.tolist():
-        if not word.strip().lstrip("-").isdecimal():
-            raise amips.AmipsError(f"{word!r} is not an id: the ids of this bundle are whole numbers")
-    return values.astype(np.int64)
 
 
 def _count(number: int) -> str:
@@ -50,7 +35,9 @@ def add(bundle: Path, keys: str, ids: str | None, attributes: Path | None) -> No
     they refresh it.
     """
     with _opened(bundle) as index:
-        added = index.add(keys, None if ids is None else _ids(index, ids), attributes=attributes)
+        added = index.add(
+            keys, None if ids is None else ids_like(ids, index.has_string_ids), attributes=attributes
+        )
         echo(f"{bundle}: {_count(len(added))} added, {index.n:,} in all")
 
 
@@ -62,7 +49,7 @@ def add(bundle: Path, keys: str, ids: str | None, attributes: Path | None) -> No
 def update(bundle: Path, keys: str, ids: str, attributes: Path | None) -> None:
     """Put KEYS in the place of those with the given ids in BUNDLE, all of them or none."""
     with _opened(bundle) as index:
-        values = _ids(index, ids)
+        values = ids_like(ids, index.has_string_ids)
         index.update(values, keys, attributes=attributes)
         echo(f"{bundle}: {_count(len(values))} updated, {index.n:,} in all")
 
@@ -76,7 +63,7 @@ def remove(bundle: Path, ids: tuple[str, ...], file: str | None) -> None:
     if bool(ids) == (file is not None):
         raise amips.AmipsError("give ids, or a file of them with --ids")
     with _opened(bundle) as index:
-        removed = index.remove(_ids(index, list(ids) if file is None else file))
+        removed = index.remove(ids_like(list(ids) if file is None else file, index.has_string_ids))
         echo(f"{bundle}: {_count(removed)} removed, {index.n:,} left")
 
 

@@ -1,6 +1,7 @@
 """What the commands share: the group, ways to read an option, tables for a person."""
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from amips.errors import AmipsError
 from amips.files import local
@@ -15,8 +17,10 @@ from amips.metrics import TOP, front
 from amips.search import Point
 from amips.tables import text_table
 from amips.terminal import printable
+from amips.vectors import read_ids
 from amips.version import __version__
 
+_WHOLE, _MOST = re.compile(r"\s*-?[0-9]{1,19}\s*"), 2**63 - 1  # of an id
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 TRUSTED_HELP = "A public key: refuse a bundle that it did not sign. May be repeated."
 KEEP_LOG_HELP = "Training queries that the bundle keeps for drift and refit, at most; 0 for none."
@@ -44,6 +48,18 @@ def number_or_word(text: str) -> int | float | str:
         except ValueError:
             pass
     return text
+
+
+def ids_like(source: Any, strings: bool, *, unique: bool = True) -> NDArray[Any]:
+    """Ids that were typed, or stand in a file: as they are, or whole numbers where ids are no strings."""
+    values = np.atleast_1d(read_ids(source, unique=unique))
+    if strings or values.dtype.kind != "U":
+        return values
+    for word in values.ravel().tolist():
+        if not _WHOLE.fullmatch(word) or not -_MOST - 1 <= int(word) <= _MOST:
+            where = f"{source}: " if isinstance(source, str) else ""
+            raise AmipsError(f"{where}{word!r} is not an id: the ids of this index are whole numbers")
+    return values.astype(np.int64)
 
 
 class Output(click.Path):

@@ -78,26 +78,32 @@ def replace_bundle(
         previous = previous or ("keep" if writing else "drop")
         if previous == "this":  # a crash behind this leaves the present version as the one before
             write_atomic(out / PREVIOUS, read_bounded(out / MANIFEST, BundleError))
-        stays = NOTHING if previous == "drop" else _named_by(out / PREVIOUS)
-        _replace(out, MANIFEST, out / f"data-{_new_id()}", fields, write, OWN, stays)
+            before: str | None = data_name(out)
+        else:
+            before = _previous_data(out) if previous == "keep" else None
+        _replace(out, MANIFEST, out / f"data-{_new_id()}", fields, write, OWN, _names_of(before))
 
 
-def _named_by(previous: Path) -> "re.Pattern[str]":
+def _names_of(data: str | None) -> "re.Pattern[str]":
     """The names of what a version to go back to is made of; none where there is none."""
-    if not previous.exists():
+    if data is None:
         return NOTHING
-    name = _checked_data(previous.parent, read_json(previous, BundleError))
-    number = name.removeprefix("data-")
-    return re.compile(rf"{re.escape(PREVIOUS)}|{name}|changes-{number}\.log")
+    return re.compile(rf"{re.escape(PREVIOUS)}|{data}|changes-{data.removeprefix('data-')}\.log")
+
+
+def _previous_data(path: Path) -> str | None:
+    """The data directory of the version to go back to; None if there is none."""
+    if not (path / PREVIOUS).exists():
+        return None
+    name = _checked_data(path, read_json(path / PREVIOUS, BundleError))
+    return None if name == data_name(path) else name  # of a refit that did not get to its end
 
 
 def check_previous(path: Path) -> str:
     """The data directory of the version to go back to; BundleError if there is none."""
-    if (path / PREVIOUS).exists():
-        name = _checked_data(path, read_json(path / PREVIOUS, BundleError))
-        if name != data_name(path):
-            return name
-    raise BundleError(f"{path} was not refitted: there is nothing to go back to")
+    if (name := _previous_data(path)) is None:
+        raise BundleError(f"{path} was not refitted: there is nothing to go back to")
+    return name
 
 
 def busy_writer(path: Path) -> BundleError:

@@ -23,7 +23,7 @@ from amips.resources import plain_resource_errors
 from amips.search.applying import applied, compacted, live_keys, own_cells
 from amips.search.attributes import concatenated, encoded, nothing, read_table, rows_like
 from amips.search.bundle import save, write_snapshot
-from amips.search.bundle_directory import bundle_stamp, replace_bundle
+from amips.search.bundle_directory import Previous, bundle_stamp, replace_bundle
 from amips.search.bundle_state import Opened, Writer, followed, open_bundle
 from amips.search.changes import START, Change, Place
 from amips.search.filters import Filters
@@ -207,14 +207,16 @@ class ChangingIndex:
         snapshot.prepare()
         if opened is None:
             self._put(State(snapshot))
-            return
-        self._replace(snapshot)
+        else:
+            self._replace(snapshot)
 
-    def _replace(self, snapshot: Snapshot) -> None:
-        """Write the bundle anew: who calls this is the one who changes it."""
+    def _replace(self, snapshot: Snapshot, previous: Previous | None = None) -> None:
+        """Write the bundle anew, in one step, and go on with it: who calls this is the one who changes it."""
         opened = self._state.opened
         assert opened is not None and self._writer is not None  # noqa: PT018
-        replace_bundle(opened.path, lambda data: write_snapshot(snapshot, data), writing=True)
+        replace_bundle(
+            opened.path, lambda data: write_snapshot(snapshot, data), writing=True, previous=previous
+        )
         self._writer.close_file()
         self._put(State(snapshot, Opened.at(opened.path, opened.options)))
 
@@ -265,7 +267,7 @@ class ChangingIndex:
             if state.opened is not None:
                 assert self._writer is not None
                 place = self._writer.append(change, state.opened, place)
-            self._state = replace(state, snapshot=snapshot, place=place)
+            self._show(replace(state, snapshot=snapshot, place=place))
         except BaseException:  # interrupted: what ids there are is looked up again
             self._ids = None
             raise
@@ -306,8 +308,12 @@ class ChangingIndex:
             self._key_ids().added(labels, first, m)
 
     def _put(self, state: State) -> None:
-        """Another state than the one before with a change."""
-        self._state, self._ids, self._placer = state, None, None
+        self._ids = self._placer = None
+        self._show(state)
+
+    def _show(self, state: State) -> None:
+        """What the index is from now on."""
+        self._state = state
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -37,7 +37,9 @@ class Filters:
         if chosen is None and where is None:
             return None
         if chosen is not None:
-            chosen = _as_array(chosen)
+            labels = self._index.labels
+            lone = isinstance(chosen, str) and labels is not None and labels.dtype.kind == "U"
+            chosen = _as_array([chosen] if lone else chosen)  # where ids are strings, a string is one
         masks = self._masks
         for place, (known_filter, known_where, mask) in enumerate(masks):
             if _same_array(known_filter, chosen) and _same_condition(known_where, where):

@@ -1,6 +1,5 @@
 """From ids to key numbers, while keys come and go."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,14 @@ from amips.vectors import read_ids
 Ids = NDArray[np.int64]
 
 
+LARGEST = int(np.iinfo(np.int64).max)  # which no key is given by itself
+
+
 def next_id(labels: NDArray[Any] | None, n: int) -> int:
-    """The number behind all ids; 0 if they are strings."""
+    """The number behind all ids, at most the largest that there is; 0 if they are strings."""
     if labels is None:
         return n
-    return 1 + int(labels.max(initial=-1)) if labels.dtype.kind == "i" else 0
+    return min(LARGEST, 1 + int(labels.max(initial=-1))) if labels.dtype.kind == "i" else 0
 
 
 class KeyIds:
@@ -82,7 +84,7 @@ class KeyIds:
         if ids is None:
             if self.strings:
                 raise AmipsError("the ids of this index are strings: give one for each key that is added")
-            if self._next + m > np.iinfo(np.int64).max:
+            if self._next + m > LARGEST:
                 raise AmipsError("there are no numbers left behind the largest id: give ids of your own")
             numbers = np.arange(self._next, self._next + m)
             return None if self._labels is None and self._next == self.n else numbers
@@ -102,12 +104,12 @@ class KeyIds:
         return values
 
     def checked(self, ids: Any) -> NDArray[Any]:
-        """Ids as an array of the kind that this index has, each once."""
-        lone = isinstance(ids, int | np.integer) or (
-            isinstance(ids, str) and self.strings and not Path(ids).exists()
-        )
-        source = [ids] if lone else ids
-        values = np.atleast_1d(read_ids(source))
+        """Ids as an array of the kind that this index has, each once.
+
+        A string is an id where ids are strings, and a file otherwise; a `Path` is a file.
+        """
+        lone = isinstance(ids, int | np.integer) or (isinstance(ids, str) and self.strings)
+        values = np.atleast_1d(read_ids([ids] if lone else ids))
         if values.ndim != 1:
             raise AmipsError(f"ids of shape {list(values.shape)}: expected a list")
         if not len(values):
@@ -125,7 +127,7 @@ class KeyIds:
             return
         self._changed.update(zip(labels.tolist(), range(first, first + m), strict=True))
         if not self.strings:
-            self._next = max(self._next, 1 + int(labels.max(initial=-1)))
+            self._next = max(self._next, next_id(labels, 0))
 
     def removed(self, ids: NDArray[Any]) -> None:
         """Note that these are gone."""

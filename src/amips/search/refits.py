@@ -12,8 +12,8 @@ from amips.arguments import check_number, check_seed
 from amips.errors import AmipsError
 from amips.resources import plain_resource_errors
 from amips.search.applying import compacted
-from amips.search.bundle import read_index, write_snapshot
-from amips.search.bundle_directory import PREVIOUS, check_previous, replace_bundle
+from amips.search.bundle import read_index
+from amips.search.bundle_directory import PREVIOUS, check_previous
 from amips.search.bundle_state import Opened, replayed
 from amips.search.changes import START
 from amips.search.changing import State
@@ -118,9 +118,10 @@ class RefittableIndex(WatchedIndex):
             result = _refitters[0](before, new_queries, minutes, seed)
             if opened is None:
                 self._before = before
-                self._swap(State(result.index))
-                return result
-            self._write(result.index, "this")
+                self._put(State(result.index))
+            else:
+                self._replace(result.index, "this")
+            self._adaptation = None
             return result
 
     @plain_resource_errors()
@@ -130,23 +131,26 @@ class RefittableIndex(WatchedIndex):
         AmipsError if there was no refit, or it was undone already.
         """
         with self._writing():
-            opened, now = self._state.opened, self._whole()
+            opened = self._state.opened
             if opened is None:
                 if self._before is None:
                     raise AmipsError("this index was not refitted: there is nothing to go back to")
-                before, self._before = self._before, None
+                before = self._before
             else:
                 data = check_previous(opened.path)
                 options = {name: value for name, value in opened.options.items() if name == "model"}
                 index = read_index(opened.path, manifest=PREVIOUS, **options)
                 assert not isinstance(index, WrappedIndex)
                 before, _ = replayed(index, Opened(opened.path, None, data).changes, START)
+            now = self._whole()
             origin = before.origin.after("rolled back", next_id=now.origin.next_id)
             snapshot = with_facts(with_changes_of(before, now), origin=origin)
             if opened is None:
-                self._swap(State(snapshot))
+                self._put(State(snapshot))
+                self._before = None
             else:
-                self._write(snapshot, "drop")
+                self._replace(snapshot, "drop")
+            self._adaptation = None
 
     def _whole(self) -> Snapshot:
         """The present snapshot, without keys that were removed."""
@@ -158,18 +162,3 @@ class RefittableIndex(WatchedIndex):
                 "without the keys that were removed"
             )
         return compacted(self.snapshot) if self._changed else self.snapshot
-
-    def _write(self, snapshot: Snapshot, previous: Any) -> None:
-        """Replace the bundle by a snapshot, in one step, and go on with that."""
-        opened = self._state.opened
-        assert opened is not None
-        assert self._writer is not None
-        replace_bundle(
-            opened.path, lambda data: write_snapshot(snapshot, data), writing=True, previous=previous
-        )
-        self._writer.close_file()
-        self._swap(State(snapshot, Opened.at(opened.path, opened.options)))
-
-    def _swap(self, state: State) -> None:
-        self._put(state)
-        self._adaptation = None

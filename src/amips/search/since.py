@@ -13,30 +13,22 @@ from amips.search.placing import Placer
 from amips.search.searcher import Searcher
 from amips.vectors import Floats
 
+BLOCK = 1 << 15  # keys that are compared at a time
+
 
 def with_changes_of(before: Snapshot, now: Snapshot) -> Snapshot:
     """An older version with the keys of a newer one: what was added, removed and updated since is so there.
 
-    So are the attributes that keys have now.
+    So are the attributes that keys have now, and their order.
 
     `now` has no removed keys in it.
     """
-    old, new = ids_of(before), ids_of(now)
-    alive = plain_index(before).alive
+    alive, new = plain_index(before).alive, ids_of(now)
     numbers = np.arange(before.n) if alive is None else alive.numbers
-    kept_old = np.isin(old[numbers], new)
-    gone = numbers[~kept_old]
-    fresh = np.flatnonzero(~np.isin(new, old[numbers]))
-    common = numbers[kept_old]
-    order = np.argsort(new, kind="stable")
-    places = order[np.searchsorted(new, old[common], sorter=order)]
-    differs = np.array([], np.bool_)
-    if len(common):
-        differs = (keys_at(before, common) != keys_at(now, places)).any(axis=1)
-    gone = np.concatenate([gone, common[differs]])
-    fresh = np.concatenate([fresh, places[differs]])
+    stay = _stayed(before, now, numbers)
+    gone, fresh = np.setdiff1d(numbers, stay), np.arange(len(stay), now.n)
     if len(gone):
-        before = applied(before, Change("remove", {"numbers": np.sort(gone).astype(np.int64)}))
+        before = applied(before, Change("remove", {"numbers": gone}))
     if len(fresh):
         before = applied(before, Change("add", _added(before, keys_at(now, fresh), new[fresh])))
     if len(gone) or len(fresh) or alive is not None:
@@ -47,6 +39,26 @@ def with_changes_of(before: Snapshot, now: Snapshot) -> Snapshot:
 def ids_of(snapshot: Snapshot) -> NDArray[Any]:
     """The id of each key number, [n]."""
     return np.arange(snapshot.n) if snapshot.labels is None else snapshot.labels
+
+
+def _stayed(before: Snapshot, now: Snapshot, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of these keys that `now` begins with, in the order of their numbers, as they were.
+
+    What was added or updated since comes behind them: it is added again, so that the order of keys stays.
+    """
+    old, new = ids_of(before)[numbers], ids_of(now)
+    order = np.argsort(old, kind="stable")
+    places = order[np.minimum(np.searchsorted(old, new, sorter=order), len(order) - 1)]
+    stayed = old[places] == new
+    stayed[1:] &= places[1:] > places[:-1]
+    count = len(new) if stayed.all() else int(stayed.argmin())
+    kept = numbers[places[:count]]
+    for low in range(0, count, BLOCK):
+        rows = np.arange(low, min(low + BLOCK, count))
+        differs = (keys_at(before, kept[rows]) != keys_at(now, rows)).any(axis=1)
+        if differs.any():
+            return kept[: low + int(differs.argmax())]
+    return kept
 
 
 def _attributes(now: Snapshot, ids: NDArray[Any]) -> Attributes | None:

@@ -10,7 +10,7 @@ from amips.arguments import refused
 from amips.errors import AmipsError
 from amips.search.adapting import Adaptation, adaptation
 from amips.search.changes import Place
-from amips.search.changing import ChangingIndex
+from amips.search.changing import ChangingIndex, State
 from amips.search.drift import Drift, Reference, drawn, growth
 from amips.search.memory_searcher import Snapshot
 from amips.search.traffic import Traffic
@@ -62,6 +62,10 @@ class WatchedIndex(ChangingIndex):
         """What answers: the present snapshot, as it was adapted to traffic if it was."""
         return self._as_served(self._state.snapshot)
 
+    def _show(self, state: State) -> None:
+        super()._show(state)
+        self._served = self._reference = None  # which keep the keys of the snapshot before
+
     def _as_served(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot as it answers now."""
         to = self._adaptation
@@ -70,6 +74,8 @@ class WatchedIndex(ChangingIndex):
         served = self._served
         if served is None or served[0] is not snapshot or served[2] is not to:
             served = self._served = (snapshot, to.on(snapshot), to)
+            if self._state.snapshot is not snapshot:
+                self._served = None
         return served[1]
 
     @property
@@ -124,6 +130,8 @@ class WatchedIndex(ChangingIndex):
         reference, snapshot = self._reference, self._state.snapshot
         if reference is None or reference.snapshot is not snapshot:
             reference = self._reference = Reference(snapshot)
+            if self._state.snapshot is not snapshot:
+                self._reference = None
         return reference.compare(recent)
 
     def _note(self, x: Any) -> None:

@@ -91,10 +91,10 @@ def _read_file(source: str) -> Any:
             return read_column(path, column)
         if ending == ".npy":
             return load_npy(path, AmipsError)
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise AmipsError(f"{path} is not UTF-8 text with one id a line") from None
+        try:
+            lines = path.read_text("utf-8").split("\n")
+        except UnicodeDecodeError:
+            raise AmipsError(f"{path} is not UTF-8 text with one id a line") from None
     lines = lines[:-1] if lines[-1] == "" else lines
     if "" in lines:
         raise AmipsError(f"{path}: line {lines.index('') + 1} has no id; every line needs one")
