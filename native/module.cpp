@@ -40,11 +40,13 @@ bool with_avx2() {
 const Search search_graph = with_avx2() ? avx2::search : generic::search;
 const SearchAllowed search_allowed = with_avx2() ? avx2::search_allowed : generic::search_allowed;
 const CellSearch search_cells = with_avx2() ? avx2::search_cells : generic::search_cells;
+const ListSearch search_listed = with_avx2() ? avx2::search_listed : generic::search_listed;
 const Insertion insert_keys = with_avx2() ? avx2::insert : generic::insert;
 #else
 const Search search_graph = generic::search;
 const SearchAllowed search_allowed = generic::search_allowed;
 const CellSearch search_cells = generic::search_cells;
+const ListSearch search_listed = generic::search_listed;
 const Insertion insert_keys = generic::insert;
 #endif
 
@@ -227,6 +229,15 @@ NB_MODULE(_native, module) {
     nb::gil_scoped_release release;
     for (int64_t i = 0; i < int64_t(x.shape(0)); i++)
       search_allowed(keys.data(), n, d, allowed.data(), x.data() + i * d, k, scores.data() + i * k, ids.data() + i * k);
+  }, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS);
+  // Queries x [m, d] of norms near 1, and for each the keys to score, [m, l].
+  module.def("search_listed", [](Array<float> keys, Array<int32_t> listed, Array<float> x, Out<float> scores,
+                                 Out<int64_t> ids) {
+    const int64_t d = int64_t(keys.shape(1)), count = int64_t(listed.shape(1)), k = int64_t(ids.shape(1));
+    nb::gil_scoped_release release;
+    for (int64_t i = 0; i < int64_t(x.shape(0)); i++)
+      search_listed(keys.data(), d, x.data() + i * d, listed.data() + i * count, count, k, scores.data() + i * k,
+                    ids.data() + i * k);
   }, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS);
   nb::class_<Scanner>(module, "Scanner")
       .def(nb::init<int64_t, int64_t, Array<float>, Array<float>, bool, Array<float>, Array<float>>(), nb::arg(), nb::arg(),

@@ -8,7 +8,7 @@ import pytest
 
 from amips import AmipsError, native
 from amips.blas import faiss
-from amips.index import FaissCellStore, FewSearch, fill
+from amips.index import FaissCellStore, FewSearch, fill, search_listed
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
 from helpers import make_world
@@ -154,3 +154,25 @@ def test_what_does_not_fit(parts):
     other = FaissCellStore.build(open_vectors(KEYS[:50]), np.zeros(50, np.int32), CENTROIDS[:1], "flat")
     with pytest.raises(AmipsError, match="other cells"):
         FewSearch.of(base, (CENTROIDS, None), other)
+
+
+class TestListed:
+    """Keys that are listed for each query: compiled and in numpy alike."""
+
+    @pytest.mark.parametrize("kind", ["compiled", "numpy", "rows of others"])
+    @pytest.mark.parametrize(("width", "k"), [(1, 1), (40, 10), (3, 10)])
+    def test_the_best_of_them(self, kind, width, k, monkeypatch):
+        rng = np.random.default_rng(width)
+        keys = rng.integers(-2, 3, (500, 7)).astype(np.float32)  # many tie: the lower id comes first
+        x = rng.integers(-2, 3, (30, 7)).astype(np.float32)
+        listed = np.argsort(rng.random((30, 500)), axis=1)[:, :width].astype(np.int32)
+        if kind == "numpy":
+            monkeypatch.setattr(native, "compiled", None)
+        stored = np.repeat(keys, 2, axis=0)[::2] if kind == "rows of others" else keys
+        scores, ids = search_listed(stored, x, listed, k, 1 << 12)
+        for row in range(30):
+            order = sorted(listed[row], key=lambda i: (-(x[row] @ keys[i]), i))[:k]
+            np.testing.assert_array_equal(ids[row, : len(order)], order)
+            np.testing.assert_array_equal(scores[row, : len(order)], keys[order] @ x[row])
+            assert (ids[row, len(order) :] == -1).all()
+            assert np.isneginf(scores[row, len(order) :]).all()

@@ -9,12 +9,22 @@ import numpy as np
 import pytest
 
 import amips
+from amips import native
 from amips.builder import Builder
 from amips.builder.memories import memory_of
 from amips.cli import main
 from amips.design import Design
 from amips.files import sha256
-from amips.search import Index, Memory, MemorySearcher, point_for, recalls, with_facts, with_memory
+from amips.search import (
+    Index,
+    Memory,
+    MemorySearcher,
+    Searcher,
+    point_for,
+    recalls,
+    with_facts,
+    with_memory,
+)
 from helpers import generate, reseal, unit
 
 DEPTH, D = 40, 24
@@ -77,6 +87,33 @@ class TestRecognising:
             single = index.search(7 * x[row])
             np.testing.assert_array_equal(single[1][0], several[1][row])
             np.testing.assert_allclose(single[0][0], 7 * several[0][row], rtol=1e-4, atol=1e-5)
+
+    def test_compiled_and_in_numpy_alike(self, index, traffic, monkeypatch):
+        x = np.asarray(traffic[0].test.queries)[:150]  # more than one compiled call takes
+        compiled, scored = index.memory.nearest(x), index.search(x)
+        ones = [index.memory.recognise_one(row[None]) for row in x]
+        monkeypatch.setattr(native, "compiled", None)
+        memory = replace(index.memory)  # without what it has made ready
+        cosines, ids = memory.nearest(x)
+        np.testing.assert_allclose(compiled[0], cosines, atol=1e-5)
+        np.testing.assert_array_equal(compiled[1], ids)
+        for row, one in zip(x, ones, strict=True):
+            other = memory.recognise_one(row[None])
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                np.testing.assert_array_equal(one, other)
+        again = replace(index.snapshot, memory=memory).search(x)
+        np.testing.assert_allclose(scored[0], again[0], atol=1e-5)
+        np.testing.assert_array_equal(scored[1], again[1])
+
+    @pytest.mark.skipif(native.compiled is None, reason="nothing is compiled")
+    def test_a_look_up_is_one_compiled_call(self, index, traffic, monkeypatch):
+        x = np.asarray(traffic[0].test.queries)[:100]
+        for name in ("search", "search_with", "search_few"):
+            monkeypatch.setattr(Searcher, name, None)
+        memory = replace(index.memory)
+        assert memory.recognise(x)[0].any()
+        assert any(memory.recognise_one(row[None]) is not None for row in x)
 
     def test_an_exact_repeat_is_recognised_whatever_the_gate(self, traffic, builder):
         train = traffic[0].train

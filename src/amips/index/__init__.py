@@ -11,7 +11,7 @@ from amips.index.graph_store import CODING, GRAPH_FILES, MOST_VALUES, GraphStore
 from amips.index.key_mask import KeyMask
 from amips.index.living_cells import LivingCells, OwnCells, kept_cells, scan_allowed, with_added
 from amips.index.matches import Matches, best_matches
-from amips.index.top_keys import score_candidates, top_of_rows
+from amips.index.top_keys import score_candidates, search_listed, top_of_rows
 
 __all__ = [
     "CODING",
@@ -41,6 +41,7 @@ __all__ = [
     "scan_allowed",
     "scan_flops",
     "score_candidates",
+    "search_listed",
     "top_of_rows",
     "with_added",
 ]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from amips.cells import kmeans
 from amips.errors import BundleError
-from amips.index import FaissCellStore, read_array
+from amips.index import FaissCellStore, FewSearch, read_array
 from amips.npy import save_npy
 from amips.search.searcher import Searcher
 from amips.vectors import Floats, open_vectors, unit_rows
@@ -32,6 +32,7 @@ Ids = NDArray[np.int64]
 MEMORY_FILES = [f"logged{name}.npy" for name in ("", "sizes", "centroids", "projection", "top")]
 DIMENSIONS = 32  # enough to recognise a query
 PROBES = 2  # of the square root of the logged queries: one misses three times as many
+TOGETHER = 64  # queries that are looked up in one compiled call: what it needs stays in the cache
 
 
 @dataclass(frozen=True)
@@ -79,27 +80,27 @@ class Memory:
 
     def nearest(self, u: Floats) -> tuple[Floats, Ids]:
         """The cosine with the nearest logged query, and its number, of queries of norm 1: [m] and [m]."""
-        scores, ids = self._index.search(self._reduced(u), 1, probes=self._probes)
+        scores, ids = self._look_up(self._reduced(u))
         return scores[:, 0], ids[:, 0]
 
-    def recognise(self, u: Floats) -> tuple[NDArray[np.bool_], Ids]:
+    def recognise(self, u: Floats) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
         """Which queries of norm 1 [m, d] are recognised, and the candidates of those [recognised, depth]."""
         cosine, ids = self.nearest(u)
         known = cosine >= self.floor
-        return known, self.top[ids[known]].astype(np.int64)
+        return known, self.top[ids[known]]
 
-    def recognise_one(self, v: Floats) -> Ids | None:
+    def recognise_one(self, v: Floats) -> NDArray[np.int32] | None:
         """The candidates [1, depth] of one query [1, d] of any norm but 0; None if it is not recognised.
 
         What `recognise` does for many, at a fraction of the calls.
         """
         reduced = v @ self.projection.T
         norm = math.sqrt(float(np.vdot(reduced, reduced)))
-        scores, ids = self._index.search(reduced, 1, probes=self._probes)
+        scores, ids = self._look_up(reduced)
         if not norm or scores[0, 0] < self.floor * norm:
             return None
-        candidates: Ids = self.top[ids[0]].astype(np.int64)
-        return candidates
+        place = int(ids[0, 0])
+        return self.top[place : place + 1]
 
     def flops(self, u: Floats) -> Ids:
         """FLOPs of looking up queries of norm 1 [m, d], recognised or not."""
@@ -113,15 +114,39 @@ class Memory:
     def _reduced(self, u: Floats) -> Floats:
         return unit_rows(u @ self.projection.T)[0]
 
+    def _look_up(self, reduced: Floats) -> tuple[Floats, Ids]:
+        """The best score among logged queries and its number, [m, 1] each, of queries in few dimensions."""
+        few, count = self._few, len(reduced)
+        if few is None:
+            return self._index.search(reduced, 1, probes=self._probes)
+        if count <= TOGETHER:
+            return few(reduced, None, 1, 1, self._probes, 1.0, 0.0, 1)
+        scores, ids = np.empty((count, 1), np.float32), np.empty((count, 1), np.int64)
+        for low in range(0, count, TOGETHER):
+            rows = slice(low, low + TOGETHER)
+            scores[rows], ids[rows] = few(reduced[rows], None, 1, 1, self._probes, 1.0, 0.0, 1)
+        return scores, ids
+
     @cached_property
     def _index(self) -> Searcher:
         """The logged queries as an index of their own."""
+        return Searcher(self._store, None)
+
+    @cached_property
+    def _store(self) -> FaissCellStore:
+        """The logged queries, cell by cell."""
         assignment = np.repeat(np.arange(len(self.sizes)), self.sizes)
         vectors = open_vectors(self.logged, "logged queries")
-        return Searcher(FaissCellStore.build(vectors, assignment, self.centroids, "flat"), None)
+        return FaissCellStore.build(vectors, assignment, self.centroids, "flat")
+
+    @cached_property
+    def _few(self) -> FewSearch | None:
+        """What looks up in one compiled call; None where nothing is compiled."""
+        return FewSearch.of(self._store, (self.centroids, None))
 
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""
+        self._few  # noqa: B018
         self._index.prepare()
 
     def save(self, directory: Path) -> list[str]:

@@ -16,7 +16,7 @@ from amips.blas import one_thread
 from amips.blas import threads as limit_threads
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import GraphStore, KeyMask, score_candidates
+from amips.index import GraphStore, KeyMask, search_listed
 from amips.metrics import TOP
 from amips.search.attributes import Attributes
 from amips.search.cost import Cost
@@ -171,13 +171,7 @@ class MemorySearcher:
                 return self.index.search(x, k, margin=point.margin)
             result = self.index.search_few(x, k, effort_of(point))
             return None if result is None else (result[0], labelled(result[1], self.labels))
-        keys = self.store.keys
-        if keys is None:
-            scores, ids = self._score(v, candidates, k)
-        else:
-            true = keys[candidates[0]] @ v[0]
-            order = np.lexsort((candidates[0], -true))[:k]
-            scores, ids = true[None, order], candidates[:, order]
+        scores, ids = self._score(v, candidates, k)
         if exponent:
             scores = restore_norms(scores, np.array([exponent], np.int32))
         return scores, labelled(ids, self.labels)
@@ -201,12 +195,13 @@ class MemorySearcher:
             scores[others], ids[others] = self._search_index(x[others], k, point, threads)
         return scores, ids, recognised
 
-    def _score(self, v: Floats, candidates: Ids, k: int) -> tuple[Floats, Ids]:
+    def _score(self, v: Floats, candidates: NDArray[np.int32], k: int) -> tuple[Floats, Ids]:
         """True inner products of candidates [m, depth], the k best."""
-        store = self.index.store
-        if isinstance(store, GraphStore):
-            return score_candidates(lambda ids: store.keys[ids], v, candidates, k, SCORE_BYTES)
-        return store.score_again(v, candidates, k)
+        store = self.store
+        if isinstance(store, GraphStore) or (len(v) == 1 and store.keys is not None):
+            return search_listed(store.keys, v, candidates, k, SCORE_BYTES)
+        scored: tuple[Floats, Ids] = store.score_again(v, candidates.astype(np.int64), k)
+        return scored
 
     def _search_index(self, x: Floats, k: int, point: Point, threads: int | None) -> tuple[Floats, Ids]:
         if isinstance(self.index, GraphSearcher):
