@@ -9,7 +9,7 @@ import amips
 from amips.builder import Builder
 from amips.builder.memories import remembering
 from amips.cli import main
-from amips.search import MemorySearcher
+from amips.search import MemoryCost, MemorySearcher
 from helpers import unit
 
 OPTIONS = {"minutes": 0.1, "recall": 0.9, "structure": "cells", "cells": 64, "storage": "flat", "quiet": True}
@@ -35,6 +35,11 @@ def test_a_log_that_repeats_itself_is_remembered(tmp_path):
     assert report.cost < min(without)  # on val it never loses to the same fit without
     assert report.gain(0.9) > 1
     assert "a memory of the log with 64 top keys a query" in str(report)
+    # What the memory changes is said in FLOPs and in time, and is kept in the bundle.
+    assert report.memory.flops[1] < report.memory.flops[0] == min(without)
+    assert report.memory.flops[1] == report.cost
+    assert min(*report.memory.latency, *report.memory.throughput) > 0
+    assert report.memory.note() in str(report)
     loaded = amips.load(tmp_path / "b")
     np.testing.assert_array_equal(loaded.search(log[-300:])[1], index.search(log[-300:])[1])
     assert loaded.search(log[-300:])[1].min() >= 7
@@ -77,6 +82,19 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
     assert manifest["design"]["memory"] == 64
     assert 0 < manifest["gate"] <= 1
+
+
+def test_a_memory_that_saves_flops_and_no_time_says_so():
+    slower = MemoryCost((0.04, 0.02), (30e-6, 40e-6), (20e-6, 10e-6)).note()
+    assert "4.00% and 2.00% of a full scan, 30 and 40 us for a query alone, 20 and 10 us among many" in slower
+    assert 'fewer FLOPs, but not faster: objective="latency"' in slower
+    assert "not faster" not in MemoryCost((0.04, 0.02), (30e-6, 20e-6), (20e-6, 10e-6)).note()
+
+
+@pytest.mark.parametrize("flops", [[0.1], "ab", [0.1, -1], None, [0.1, "a"]])
+def test_a_damaged_note_of_a_memory_is_refused(flops):
+    with pytest.raises(amips.AmipsError, match="flops"):
+        MemoryCost(flops, (1.0, 1.0), (1.0, 1.0))
 
 
 def test_another_order_is_refused():

@@ -8,7 +8,7 @@ import pytest
 
 import amips
 from amips import Design
-from amips.search import Report, Row, Trial
+from amips.search import MemoryCost, Report, Row, Trial
 
 BEST, PLAIN = Design(100, dimensions=32), Design.plain(50)
 
@@ -22,7 +22,8 @@ def report():
         Row("best design", 0.95, 0.05, 0.04, 5e-4, 2e-4),
     ]
     trials = [Trial(PLAIN, 0.2, measured=False), Trial(BEST, 0.051, measured=True), Trial(PLAIN, None, True)]
-    return Report(0.95, "flops", BEST, 0.051, PLAIN, 0.21, rows, [25, 50], [100], trials)
+    memory = MemoryCost((0.05, 0.03), (5e-4, 4e-4), (2e-4, 3e-4))
+    return Report(0.95, "flops", BEST, 0.051, PLAIN, 0.21, rows, [25, 50], [100], trials, memory=memory)
 
 
 def test_json_and_back(report):
@@ -71,12 +72,13 @@ def test_a_report_of_someone_else_is_checked(report, value):
     """In every place of it."""
     right = report.to_json()
     none, empty = (
-        {"cost", "baseline_cost", "latency", "throughput", "served", "served_flops"},
+        {"cost", "baseline_cost", "latency", "throughput", "served", "served_flops", "memory"},
         {"rows", "trials", "plain_cells", "untried_cells"},
     )
     places = [(name,) for name in right]
     places += [("rows", 0, name) for name in right["rows"][0]]
     places += [("trials", 0, name) for name in right["trials"][0]] + [("plain_cells", 0)]
+    places += [("memory", name) for name in right["memory"]] + [("memory", "flops", 0)]
     for *path, last in places:
         if (value is None and last in none) or (value in ([], {}) and last in empty):
             continue

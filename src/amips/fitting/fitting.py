@@ -92,7 +92,7 @@ class Fitting(Trials):
         assert isinstance(baseline, Searcher)
         tried = (list(plain), list(set(counts(task.n, self.settings.cells)) - set(plain)))
         parts = (self.settings, self.cost, *tried, self.trials, self.say, ending.every(index))
-        return ending.completed(compare(task, index, baseline, *parts))
+        return ending.completed(compare(task, index, baseline, *parts, self.memory_cost))
 
     def _tries_graph(self, task: Task) -> bool:
         """Whether a graph is one of the designs."""

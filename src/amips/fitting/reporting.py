@@ -10,6 +10,7 @@ import numpy as np
 from amips.fitting.settings import Settings
 from amips.metrics import TOP, cost_at
 from amips.search import (
+    MemoryCost,
     Objective,
     Point,
     Report,
@@ -43,6 +44,7 @@ def compare(
     trials: list[Trial],
     say: Callable[[str], None],
     every: int = 1,
+    memory: MemoryCost | None = None,
 ) -> Snapshot:
     """The index with a report of what it gains on test; plain IVF where it gains nothing on val.
 
@@ -53,6 +55,7 @@ def compare(
         cost: of an index on val, by the objective; infinite if the recall is out of its reach.
         plain_cells, untried_cells: see `Report`.
         every: of the ladder of efforts on test, which steps are measured; 0: none but those at the recall.
+        memory: what the memory changes that is in front of the index, if one is.
     """
     assert index.design is not None
     assert baseline.design is not None
@@ -68,6 +71,7 @@ def compare(
         sorted(untried_cells),
         trials,
         wanted=settings.structure == "graph",
+        memory=memory,
     )
     say("\nshare of what scanning all keys costs, on queries that nothing was chosen by;")
     say(f"the baseline is {report.against}; the best design is\n{report.best.describe()}:\n")

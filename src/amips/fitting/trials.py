@@ -10,7 +10,16 @@ from amips.fitting.candidates import Candidate
 from amips.fitting.reporting import finite, reaches, seconds
 from amips.fitting.settings import Settings
 from amips.metrics import TOP
-from amips.search import GraphSearcher, MemorySearcher, Snapshot, Trial, cost_in_words, plain_index, point_for
+from amips.search import (
+    GraphSearcher,
+    MemoryCost,
+    MemorySearcher,
+    Snapshot,
+    Trial,
+    cost_in_words,
+    plain_index,
+    point_for,
+)
 
 
 class Trials:
@@ -20,6 +29,7 @@ class Trials:
         self.settings, self.quiet = settings, quiet
         self.trials: list[Trial] = []
         self.timed = np.empty((0, 0), np.float32)  # val queries that times are taken of
+        self.memory_cost: MemoryCost | None = None  # of the memory that is kept
 
     def say(self, text: str) -> None:
         """Print, unless quiet."""
@@ -60,7 +70,27 @@ class Trials:
             return index
         self.say("trying a memory of the log; measured on held-out queries, where it pays:")
         better = builder.with_memory(index, min(MEMORY, builder.task.n))
-        if better is index:  # too little of what is held out came before
+        if better is index:
+            self.say("  it does not pay: too little of what is held out came before")
             return index
         assert better.design is not None
-        return better if self.note_measured(better, better.design) < self.cost(index) else index
+        if self.note_measured(better, better.design) >= self.cost(index):
+            return index
+        self.memory_cost = self._memory_cost(index, better)
+        return better
+
+    def _memory_cost(self, index: Snapshot, better: Snapshot) -> MemoryCost | None:
+        """What the memory changes; None if the recall is out of reach without it."""
+        recall, ways = self.settings.recall, (index, better)
+        if not all(reaches(one, recall) for one in ways):
+            return None
+        full = 2 * index.n * index.d
+        flops, latency, throughput = (
+            (costs[0], costs[1])
+            for costs in (
+                [point_for(one.points, recall, TOP).flops / full for one in ways],
+                [seconds(one, self.timed, recall, "latency") for one in ways],
+                [seconds(one, self.timed, recall) for one in ways],
+            )
+        )
+        return MemoryCost(flops, latency, throughput)

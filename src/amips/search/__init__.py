@@ -55,7 +55,7 @@ from amips.search.points import (
 )
 from amips.search.query_log import KEEP_LOG, QueryLog, checked_keep_log
 from amips.search.refits import REFIT_MINUTES, Refit, register_refitter
-from amips.search.report import Objective, Report, Row, Trial, cost_in_words
+from amips.search.report import MemoryCost, Objective, Report, Row, Trial, cost_in_words
 from amips.search.searcher import Searcher
 from amips.search.selectivity import DEPTH_QUERIES
 from amips.search.signatures import Verified, sign, verify
@@ -91,6 +91,7 @@ __all__ = [
     "GraphSearcher",
     "Index",
     "Memory",
+    "MemoryCost",
     "MemorySearcher",
     "Method",
     "Objective",

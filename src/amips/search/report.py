@@ -86,6 +86,43 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class MemoryCost:
+    """What an index costs at the recall asked for, without a memory of the log and with it, on val.
+
+    Args:
+        flops: of a query, as a share of a full scan.
+        latency: seconds of a query that comes alone.
+        throughput: seconds of a query among many.
+    """
+
+    flops: tuple[float, float]
+    latency: tuple[float, float]
+    throughput: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "latency", "throughput"):
+            pair = getattr(self, name)
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise refused(name, pair, "two numbers")
+            for number in pair:
+                check_number(name, number, least=0)
+            object.__setattr__(self, name, tuple(pair))
+
+    def note(self) -> str:
+        """All three, for a terminal; FLOPs and times need not agree."""
+        flops = " and ".join(f"{share:.2%}" for share in self.flops)
+        times = [
+            f"{' and '.join(f'{1e6 * one:,.0f}' for one in pair)} us {kind}"
+            for pair, kind in ((self.latency, "for a query alone"), (self.throughput, "among many"))
+        ]
+        text = f"without a memory of the log and with it, on val: {flops} of a full scan, {', '.join(times)}"
+        slower = [pair[1] > pair[0] for pair in (self.latency, self.throughput)]
+        if self.flops[1] < self.flops[0] and any(slower):
+            text += '; fewer FLOPs, but not faster: objective="latency" or "throughput" decides by time'
+        return text
+
+
+@dataclass(frozen=True)
 class Report:
     """What `amips.fit` measured, as numbers; its text is made from them.
 
@@ -99,6 +136,7 @@ class Report:
             was no time for.
         trials: every design that was tried, in order.
         wanted: whether the structure of the best design was asked for: then plain IVF does not replace it.
+        memory: what a memory of the log changes, where one is in front of the best design.
     """
 
     recall: float
@@ -112,6 +150,7 @@ class Report:
     untried_cells: list[int] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     wanted: bool = False
+    memory: MemoryCost | None = None
 
     def __post_init__(self) -> None:
         check_flag("wanted", self.wanted)
@@ -158,6 +197,8 @@ class Report:
             f"{self.objective} at recall@10 {self.recall:g} on val: {PLAIN} {costs[0]}; the {BEST} {costs[1]}"
         ]
         lines += [line for row in self.rows if (line := row.service())]
+        if self.memory is not None and self.best.memory:
+            lines.append(self.memory.note())
         if any(row.system == BEST and row.costs_more_to_be_sure for row in self.rows):
             lines.append(
                 "few held-out queries: to be sure of the recall, search scans far more than the table says; "
@@ -186,6 +227,7 @@ class Report:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         values |= {name: values[name].to_json() for name in ("best", "baseline")}
         values["rows"] = [asdict(row) for row in self.rows]
+        values["memory"] = None if self.memory is None else asdict(self.memory)
         values["trials"] = [
             {"design": trial.design.to_json(), "cost": trial.cost, "measured": trial.measured}
             for trial in self.trials
@@ -200,6 +242,8 @@ class Report:
             parts |= {name: Design.from_json(parts[name]) for name in ("best", "baseline")}
             parts |= {name: list(parts[name]) for name in ("plain_cells", "untried_cells")}
             parts["rows"] = [Row(**row) for row in parts["rows"]]
+            if parts.get("memory") is not None:
+                parts["memory"] = MemoryCost(**parts["memory"])
             parts["trials"] = [
                 Trial(**{**trial, "design": Design.from_json(trial["design"])}) for trial in parts["trials"]
             ]
