@@ -211,13 +211,14 @@ void search_cells(const Cells& cells, const CellEffort& asked, const float* x, i
         .run(cell_scores + i * cells.c, scratch.projected + i * cells.r);
 }
 
-void search_listed(const float* keys, int64_t d, const float* x, const int32_t* listed, int64_t count, int64_t k,
-                   float* scores, int64_t* ids) {
+void search_listed(const float* keys, const uint64_t* rows, int64_t d, const float* x, const int32_t* listed, int64_t count,
+                   int64_t k, float* scores, int64_t* ids) {
+  const auto key = [&](int64_t a) { return rows ? reinterpret_cast<const float*>(rows[listed[a]]) : keys + listed[a] * d; };
   Best best{k, false, scores, ids};
-  for (int64_t a = 0; a < FETCH_KEYS && a < count; a++) fetch(keys + listed[a] * d, 4 * d);
+  for (int64_t a = 0; a < FETCH_KEYS && a < count; a++) fetch(key(a), 4 * d);
   for (int64_t a = 0; a < count; a++) {
-    if (a + FETCH_KEYS < count) fetch(keys + listed[a + FETCH_KEYS] * d, 4 * d);
-    best.take(dot(keys + listed[a] * d, x, d), listed[a]);
+    if (a + FETCH_KEYS < count) fetch(key(a + FETCH_KEYS), 4 * d);
+    best.take(dot(key(a), x, d), listed[a]);
   }
   best.fill();
 }

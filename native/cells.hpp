@@ -55,17 +55,18 @@ struct CellScratch {
 using CellSearch = void (*)(const Cells&, const CellEffort&, const float* x, int64_t m, const float* cell_scores, CellScratch&,
                             float* scores, int64_t* ids);
 
-// The k best of listed keys [count] of one query x [d], by <x, key>; best first, ties to the lower id.
-using ListSearch = void (*)(const float* keys, int64_t d, const float* x, const int32_t* listed, int64_t count, int64_t k,
-                            float* scores, int64_t* ids);
+// The k best of listed keys [count] of one query x [d], by <x, key>; best first, ties to the lower id. `rows` [n] says
+// where each key is; null where they lie one after the other, [n, d].
+using ListSearch = void (*)(const float* keys, const uint64_t* rows, int64_t d, const float* x, const int32_t* listed,
+                            int64_t count, int64_t k, float* scores, int64_t* ids);
 
 namespace generic {
 void search_cells(const Cells&, const CellEffort&, const float*, int64_t, const float*, CellScratch&, float*, int64_t*);
-void search_listed(const float*, int64_t, const float*, const int32_t*, int64_t, int64_t, float*, int64_t*);
+void search_listed(const float*, const uint64_t*, int64_t, const float*, const int32_t*, int64_t, int64_t, float*, int64_t*);
 }
 namespace avx2 {
 void search_cells(const Cells&, const CellEffort&, const float*, int64_t, const float*, CellScratch&, float*, int64_t*);
-void search_listed(const float*, int64_t, const float*, const int32_t*, int64_t, int64_t, float*, int64_t*);
+void search_listed(const float*, const uint64_t*, int64_t, const float*, const int32_t*, int64_t, int64_t, float*, int64_t*);
 }
 
 }  // namespace amips

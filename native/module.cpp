@@ -230,15 +230,15 @@ NB_MODULE(_native, module) {
     for (int64_t i = 0; i < int64_t(x.shape(0)); i++)
       search_allowed(keys.data(), n, d, allowed.data(), x.data() + i * d, k, scores.data() + i * k, ids.data() + i * k);
   }, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS);
-  // Queries x [m, d] of norms near 1, and for each the keys to score, [m, l].
-  module.def("search_listed", [](Array<float> keys, Array<int32_t> listed, Array<float> x, Out<float> scores,
-                                 Out<int64_t> ids) {
-    const int64_t d = int64_t(keys.shape(1)), count = int64_t(listed.shape(1)), k = int64_t(ids.shape(1));
+  // Queries x [m, d] of norms near 1, and for each the keys to score, [m, l]; `rows` is empty unless it says where keys are.
+  module.def("search_listed", [](Array<float> keys, Array<uint64_t> rows, Array<int32_t> listed, Array<float> x,
+                                 Out<float> scores, Out<int64_t> ids) {
+    const int64_t d = int64_t(x.shape(1)), count = int64_t(listed.shape(1)), k = int64_t(ids.shape(1));
     nb::gil_scoped_release release;
     for (int64_t i = 0; i < int64_t(x.shape(0)); i++)
-      search_listed(keys.data(), d, x.data() + i * d, listed.data() + i * count, count, k, scores.data() + i * k,
-                    ids.data() + i * k);
-  }, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS);
+      search_listed(keys.data(), rows.size() ? rows.data() : nullptr, d, x.data() + i * d, listed.data() + i * count,
+                    count, k, scores.data() + i * k, ids.data() + i * k);
+  }, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS);
   nb::class_<Scanner>(module, "Scanner")
       .def(nb::init<int64_t, int64_t, Array<float>, Array<float>, bool, Array<float>, Array<float>>(), nb::arg(), nb::arg(),
            AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS)

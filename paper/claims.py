@@ -1,6 +1,6 @@
 """What the paper says, as data: each claim with the place where it is made, and whether it held here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class Claim:
         split: how queries were held out: by "source", or by "rows", the paper's way, after noise was added.
         value: the figure that decides, where one does,
         low, high: ... and its 95 % interval.
+        intervals: whether several figures decide, each by a 95 % interval of its own, which the evidence has.
     """
 
     text: str
@@ -33,6 +34,17 @@ class Claim:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    intervals: bool = False
+
+    @property
+    def bare(self) -> bool:
+        """Whether it was decided by figures without an interval."""
+        return self.held is not None and self.low is None and not self.intervals
+
+    @property
+    def evidence_text(self) -> str:
+        """The evidence, and that it has no interval where that is so."""
+        return f"{self.evidence}; no interval" if self.bare else self.evidence
 
     @property
     def figure(self) -> str:
@@ -71,6 +83,19 @@ def claims_of(summary: Summary) -> list[Claim]:
         return [Claim(**values) for values in summary.values.get(CLAIMS, [])]
     except TypeError as problem:
         raise ResultsError(f"the summary of {summary.name} holds no readable claims: {problem}") from None
+
+
+def all_of(ends: Iterable[bool | None]) -> bool | None:
+    """Whether all of several things hold: not if one does not, None if one of the others is open."""
+    known = list(ends)
+    return False if False in known else None if None in known else True
+
+
+def alike(low: float, high: float, most: float) -> bool | None:
+    """Whether something is surely within `most` of 0, by its interval; False where it is surely beyond."""
+    if -most <= low and high <= most:
+        return True
+    return False if low > most or high < -most else None
 
 
 def decided(low: float, high: float, least: float) -> bool | None:

@@ -1,10 +1,11 @@
 """The transport error during training: KeyNets of several sizes and depths, with one key each (c = 1)."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
+from amips.bench import Bootstrap, Chart, Panel, Series, Summary, Table, describe_machine
 from amips.nets import SIZES
 from paper.claims import Claim, Finding, claim_values, verdict
 from paper.mappers import (
@@ -14,13 +15,16 @@ from paper.mappers import (
     ONE_SEED,
     Trained,
     budget,
+    closest,
     counted,
+    difference,
     draws,
     erel_cells,
     grid,
     in_millions,
     pairs,
     settled,
+    speaks,
 )
 from paper.workspace import Workspace
 
@@ -57,7 +61,8 @@ def run(workspace: Workspace) -> Summary:
         method=[
             f"KeyNet, c = 1, each trained for {budget(workspace)} (recipe {workspace.scale.recipe!r}), "
             f"in which the rate falls to 0. Curves are of the averaged weights on val, {EVALUATIONS} "
-            "evaluations a run; the end is measured on test. " + HALF,
+            "evaluations a run, of rows of the pool where one network serves both splits; the end is "
+            "measured on test, and depths are chosen on the val queries of the split. " + HALF,
             "At equal samples the errors are read off the curves on val; the rate of a run that went on from "
             "there was still high, which speaks against it.",
             ONE_SEED,
@@ -143,15 +148,18 @@ def compare(networks: list[Trained], equal: float) -> list[Finding]:
     ]
     by_size = pairs(networks, "size")
     wins, sure = counted(by_size, "erel", bootstrap)
-    findings.append(
-        Claim(
-            "larger models reach lower errors",
-            WHERE,
-            settled(wins, sure, len(by_size)),
-            f"Size: of {len(by_size)} pairs that differ in size alone, the larger network ends with the "
-            f"lower erel on test in {wins} (surely in {sure})",
-        )
+    least = closest(by_size, "erel", bootstrap)
+    evidence = (
+        f"Size: of {len(by_size)} pairs that differ in size alone, the larger network ends with the lower "
+        f"erel on test in {wins} (surely in {sure})"
     )
+    evidence += "" if least is None else f"; where it gains least, by {least.text()}"
+    claim = Claim(
+        "larger models reach lower errors", WHERE, settled(wins, sure, len(by_size)), evidence, intervals=True
+    )
+    if least is not None:
+        claim = replace(claim, value=least.value, low=least.low, high=least.high)
+    findings.append(claim)
     findings.append(f"Each network had the same budget, which gave them {in_millions(networks)}.")
     known = [
         (small, large)
@@ -165,19 +173,27 @@ def compare(networks: list[Trained], equal: float) -> list[Finding]:
             f"{len(known)} pairs."
         )
     best = {
-        size: min(
-            (one for one in networks if one.size == size), key=lambda one: one.model.about["val"]["erel"]
-        )
+        size: min((one for one in networks if one.size == size), key=lambda one: one.on_val("erel"))
         for size in sorted({one.size for one in networks}, key=lambda size: SIZES[size])
     }
-    smallest, largest = next(iter(best.values())), list(best.values())[-1]
-    parts = [f"L = {one.depth} for {one.size} (erel {one.mean('erel'):.3f} on test)" for one in best.values()]
-    findings.append(
-        Claim(
-            "larger models favour greater depth",
-            WHERE,
-            largest.depth > smallest.depth,
-            f"Depth: the best on val is {', '.join(parts)}",
-        )
-    )
-    return findings
+    return [*findings, _depth_claim(networks, list(best.values()), bootstrap)]
+
+
+def _depth_claim(networks: list[Trained], best: list[Trained], bootstrap: Bootstrap) -> Claim:
+    """Whether the largest network is surely better deeper than the smallest one is best.
+
+    Args:
+        best: of each size, from small to large, the network whose depth is best on val.
+    """
+    smallest, largest = best[0], best[-1]
+    parts = [f"L = {one.depth} for {one.size} (erel {one.mean('erel'):.3f} on test)" for one in best]
+    evidence = f"Depth: the best on val is {', '.join(parts)}"
+    text = "larger models favour greater depth"
+    rivals = [one for one in networks if one.size == largest.size and one.depth <= smallest.depth]
+    if largest.depth <= smallest.depth or not rivals:
+        return Claim(text, WHERE, False, evidence, intervals=True)
+    rival = min(rivals, key=lambda one: one.on_val("erel"))
+    gain = difference(largest, rival, "erel", bootstrap)
+    evidence += f"; {largest.name} minus {rival.name}: {gain.text()}"
+    end = speaks(gain, "erel")
+    return Claim(text, WHERE, end, evidence, value=gain.value, low=gain.low, high=gain.high)

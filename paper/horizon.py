@@ -4,12 +4,15 @@ import math
 from itertools import pairwise
 from typing import Any
 
-from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
-from paper.claims import Claim, Finding, claim_values, verdict
+import numpy as np
+
+from amips.bench import Bootstrap, Chart, Panel, Series, Summary, Table, describe_machine
+from paper.claims import Claim, Finding, alike, all_of, claim_values, decided, verdict
 from paper.mappers import (
     EREL_HEAD,
     HALF,
     ONE_SEED,
+    Difference,
     Trained,
     difference,
     draws,
@@ -23,7 +26,7 @@ from paper.workspace import Workspace
 WHERE = "Appendix A.7, Figure 15"
 HORIZONS = (1, 3, 5, 7)
 KNEE = 3  # where the paper's metrics stop moving
-SATURATED = 0.01  # a gain in MRR that is surely no larger than this counts as none
+SATURATED = 0.01  # a change of MRR that is surely no larger than this counts as none
 SIZE = "S"
 # Portion of the scale's budget in one unit; at small, three units are the run of other experiments, too.
 UNITS = {"small": 1 / 3}
@@ -115,7 +118,7 @@ def compare(networks: dict[int, Trained]) -> list[Finding]:
     bootstrap = draws(networks[first].task)
     losses = [_loss(one) for one in networks.values()]
     ratios = {horizon: math.exp(one.mean("erel")) for horizon, one in networks.items()}
-    early, late = ratios[first] - ratios[KNEE], ratios[KNEE] - ratios[last]
+    early, late, slowed = _returns([networks[one] for one in (first, KNEE, last)], bootstrap)
     moved = difference(networks[last], networks[KNEE], "erel", bootstrap)
     gain = difference(networks[last], networks[KNEE], "mrr", bootstrap)
     return [
@@ -123,23 +126,50 @@ def compare(networks: dict[int, Trained]) -> list[Finding]:
             "longer runs reach lower losses",
             WHERE,
             all(later < earlier for earlier, later in pairwise(losses)),
-            f"The training loss at the end is {', '.join(f'{loss:.4f}' for loss in losses)} after "
-            f"{', '.join(map(str, HORIZONS))} units",
+            f"The training loss, which knows no split, is at the end "
+            f"{', '.join(f'{loss:.4f}' for loss in losses)} after {', '.join(map(str, HORIZONS))} units",
         ),
         f"A unit is {networks[first].samples / 1e6:.3g} million samples here and a billion in the paper.",
         Claim(
             "diminishing returns past 3 units",
             WHERE,
-            early > 0 and late < early,
+            # Less comes of what is added, and something still: an error that rises is no return.
+            all_of([_positive(early), _positive(slowed), None if late.high < 0 else True]),
             f"exp(erel) is {ratios[first]:.3f}, {ratios[KNEE]:.3f} and {ratios[last]:.3f} after {first}, "
             f"{KNEE} and {last} units (the paper: {', '.join(f'{ratio:.3f}' for ratio in PAPER.values())}); "
-            f"it falls by {early:.3f} up to {KNEE} units and by {late:.3f} from there (erel {moved.text()}); "
+            f"it falls by {early.text()} up to {KNEE} units and by {late.text()} from there, "
+            f"{slowed.text()} less (erel {moved.text()}); "
             f"exp(erel_half) is {', '.join(f'{math.sqrt(ratios[one]):.3f}' for one in (first, KNEE, last))}",
+            value=slowed.value,
+            low=slowed.low,
+            high=slowed.high,
         ),
         Claim(
             "from 3 to 7 units MRR gains about 0.002: it is saturated",
             WHERE,
-            gain.high <= SATURATED,
+            alike(gain.low, gain.high, SATURATED),
             f"MRR gains {gain.text()} from {KNEE} to {last} units",
+            value=gain.value,
+            low=gain.low,
+            high=gain.high,
         ),
     ]
+
+
+def _returns(networks: list[Trained], bootstrap: Bootstrap) -> list[Difference]:
+    """By how much exp(erel) falls up to the knee, from there on, and how much less from there on."""
+    drawn = [np.exp(bootstrap.weights @ one.rows["erel"]) for one in networks]
+    means = [math.exp(one.mean("erel")) for one in networks]
+
+    def falls(values: list[Any]) -> list[Any]:
+        early, late = values[0] - values[1], values[1] - values[2]
+        return [early, late, early - late]
+
+    return [
+        Difference(value, *(float(end) for end in np.quantile(one, (0.025, 0.975))))
+        for value, one in zip(falls(means), falls(drawn), strict=True)
+    ]
+
+
+def _positive(gain: Difference) -> bool | None:
+    return decided(gain.low, gain.high, 0)

@@ -7,17 +7,21 @@ makes a score weight of 0.01 weigh d times more beside them. Both together are t
 from dataclasses import replace
 from typing import Any
 
-from amips.bench import Chart, Panel, Series, Summary, Table, describe_machine
+import numpy as np
+
+from amips.bench import Bootstrap, Chart, Panel, Series, Summary, Table, describe_machine
 from amips.nets import Recipe
-from paper.claims import Claim, Finding, claim_values, verdict
+from paper.claims import Claim, Finding, all_of, claim_values, verdict
 from paper.mappers import (
     KINDS,
     ONE_SEED,
+    Difference,
     Trained,
     budget,
     difference,
     draws,
     paper_depth,
+    speaks,
     task_facts,
     trained,
 )
@@ -129,29 +133,51 @@ def compare(networks: Networks) -> list[Finding]:
         name = label(kind, rate)
         lowest = min(WITHOUT, key=lambda loss: score[loss])
         highest = max(WITHOUT, key=lambda loss: gradient[loss])
-        doubt = (
-            "" if difference(of[SCORE], of[GRADIENT], "score", bootstrap).sure else " (no sure difference)"
-        )
+        own = [
+            difference(of[first], of[second], metric, bootstrap)
+            for first, second, metric in ((SCORE, GRADIENT, "score"), (GRADIENT, SCORE, "key"))
+        ]
+        doubts = ["" if gain.sure else " (no sure difference)" for gain in own]
         findings.append(
             Claim(
                 "each loss alone is best at its own error",
                 WHERE,
-                score[SCORE] < score[GRADIENT] and gradient[GRADIENT] < gradient[SCORE],
+                all_of(speaks(gain, metric) for gain, metric in zip(own, ("score", "key"), strict=True)),
                 f"{name}: the score error is lowest with {lowest} ({score[lowest]:.5f}) and the gradient "
                 f"error highest with {highest} ({gradient[highest]:.3f}); score alone against gradient "
-                f"alone: score error {score[SCORE]:.5f} against {score[GRADIENT]:.5f}{doubt}, gradient error "
-                f"{gradient[SCORE]:.3f} against {gradient[GRADIENT]:.3f}",
+                f"alone: score error {score[SCORE]:.5f} against {score[GRADIENT]:.5f}{doubts[0]}, gradient "
+                f"error {gradient[SCORE]:.3f} against {gradient[GRADIENT]:.3f}{doubts[1]}",
+                intervals=True,
             )
         )
         for together, words in ((BOTH, "summed over d"), (AVERAGED, "averaged over d")):
-            ratios = gradient[together] / gradient[GRADIENT], score[together] / score[GRADIENT]
+            ratios = [ratio_of(of[together], of[GRADIENT], metric, bootstrap) for metric in ("key", "score")]
             findings.append(
                 Claim(
                     "both losses have a noticeably lower score error at hardly any cost in gradient error",
                     WHERE,
-                    ratios[0] <= NEARLY and ratios[1] <= NOTICEABLE,
-                    f"{name}, {words}: both losses together have {ratios[0]:.3f} times the gradient error of "
-                    f"gradient alone, and {ratios[1]:.3f} times its score error",
+                    all_of(
+                        no_more(ratio, most) for ratio, most in zip(ratios, (NEARLY, NOTICEABLE), strict=True)
+                    ),
+                    f"{name}, {words}: both losses together have {_times(ratios[0])} times the gradient "
+                    f"error of gradient alone, and {_times(ratios[1])} times its score error",
+                    intervals=True,
                 )
             )
     return findings
+
+
+def ratio_of(one: Trained, other: Trained, metric: str, bootstrap: Bootstrap) -> Difference:
+    """The mean error of one network in units of that of another, on the same test queries."""
+    drawn = (bootstrap.weights @ one.rows[metric]) / (bootstrap.weights @ other.rows[metric])
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return Difference(one.mean(metric) / other.mean(metric), float(low), float(high))
+
+
+def no_more(ratio: Difference, most: float) -> bool | None:
+    """Whether a ratio is surely no more than this; None where the interval leaves both open."""
+    return True if ratio.high <= most else False if ratio.low > most else None
+
+
+def _times(ratio: Difference) -> str:
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"

@@ -74,6 +74,19 @@ class Trained:
         return float(self.rows[metric].mean())
 
     @cached_property
+    def val_rows(self) -> dict[str, Doubles]:
+        """Its errors on each val query of its task.
+
+        What was logged during training is of the val rows that it was trained beside: where one network
+        serves both splits these are rows of the pool.
+        """
+        return per_row(self.model, self.task, self.task.val)
+
+    def on_val(self, metric: str) -> float:
+        """Of the val queries of its task."""
+        return float(self.val_rows[metric].mean())
+
+    @cached_property
     def log(self) -> list[dict[str, Any]]:
         """What was logged during its training, on val; not the look at it before the first step."""
         return [entry for entry in read_run_log(self.directory) if entry["samples"]]
@@ -94,7 +107,7 @@ class Trained:
             "samples": self.samples,
             "seconds": float(self.model.about["seconds"]),
             "test": {metric: self.mean(metric) for metric in self.rows},
-            "val": {metric: float(self.model.about["val"][metric]) for metric in ("erel", "mrr")},
+            "val": {metric: self.on_val(metric) for metric in ("erel", "mrr")},
             "curve": {"samples": samples, "erel": erel, "loss": self.curve("loss")[1]},
         }
 
@@ -234,6 +247,20 @@ def difference(one: Trained, other: Trained, metric: str, bootstrap: Bootstrap) 
 def draws(task: Task) -> Bootstrap:
     """Resampled test queries."""
     return Bootstrap(np.asarray(task.test.source))
+
+
+def closest(
+    compared: Sequence[tuple[Trained, Trained]], metric: str, bootstrap: Bootstrap
+) -> Difference | None:
+    """Of the differences second minus first the one that speaks least for the second; None of none."""
+    gains = [difference(second, first, metric, bootstrap) for first, second in compared]
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    return max(gains, key=lambda gain: sign * gain.value, default=None)
+
+
+def speaks(first: Difference, metric: str) -> bool | None:
+    """Whether a difference surely speaks for the one that comes first; None where it is not sure."""
+    return better(first, metric) if first.sure else None
 
 
 def better(first: Difference, metric: str) -> bool:

@@ -19,7 +19,7 @@ from amips.builder import Builder
 from amips.design import Design
 from amips.nets import Model
 from amips.task import Split, Task
-from paper.claims import Claim, Finding, decided
+from paper.claims import Claim, Finding, all_of, decided
 
 WHERE = "Section 4.4, Figure 5"
 PROBES = (1, 2, 4, 8, 16, 32, 64)
@@ -88,12 +88,20 @@ def claims(values: dict[str, Any], kinds: Kinds = KINDS, metric: str = "Recall@0
         figures = (float(lead[best]), float(rows[best, 2]), float(rows[best, 3]))
         said.append(Claim(text, WHERE, leads, evidence, split, *figures))
         behind = [p for p, one in zip(values["probes"], lead, strict=True) if one < 0]
-        crosses = bool(behind and lead[0] > 0)
+        # It overtakes where it is behind with the fewest cells, and ahead with the most.
+        first, last = [(decided(low, high, 0)) for low, high in (rows[0, 2:], rows[-1, 2:])]
+        crosses = all_of([first, None if last is None else not last])
         evidence = (
             f"on {words} x is ahead from {behind[0]} probes on" if behind else f"on {words} x never leads"
         )
+        figures = (float(lead[-1]), float(rows[-1, 2]), float(rows[-1, 3]))
+        evidence += (
+            f"; the predicted key minus x is {lead[0]:+.3f} ({rows[0, 2]:+.3f} to {rows[0, 3]:+.3f}) with "
+            f"{values['probes'][0]} and {figures[0]:+.3f} ({figures[1]:+.3f} to {figures[2]:+.3f}) with "
+            f"{values['probes'][-1]}"
+        )
         text = "at large budgets x overtakes the predicted key"
-        said.append(Claim(text, WHERE, crosses, evidence, split))
+        said.append(Claim(text, WHERE, crosses, evidence, split, *figures))
     return said
 
 

@@ -20,7 +20,7 @@ from paper import EXPERIMENTS
 from paper.claims import Claim, claims_of
 from paper.ratios import ratios_table
 from paper.reasons import UNKNOWN, UNTESTED, reason_of
-from paper.splits import NOT_RUN, outcome
+from paper.splits import NOT_RUN, OUTCOMES, outcome
 from paper.stored import older_than
 from paper.workspace import SPLITS_BY
 
@@ -161,7 +161,7 @@ def rows_of(summaries: Mapping[str, Summary]) -> list[list[str]]:
             if own and all(one.independent for one in own):
                 said[0] += ", whatever the split"
             if not (cells and all(one.independent for one in own)):  # said in the column before
-                said += [f"{one.claim.evidence} ({one.results})" for one in own]
+                said += [f"{one.claim.evidence_text} ({one.results})" for one in own]
             cells.append(". ".join(said))
         pages = ", ".join(f"[{name}](results/{name}.md)" for name in dict.fromkeys(t.results for t in tests))
         rows.append([text, where, *cells, pages])
@@ -171,7 +171,12 @@ def rows_of(summaries: Mapping[str, Summary]) -> list[list[str]]:
 def rows_by_time(summaries: Mapping[str, Summary]) -> list[list[str]]:
     """A row for each claim that was tested on a log split by time."""
     return [
-        [claim.text, claim.where, f"{outcome([claim])}. {claim.evidence}", f"[{name}](results/{name}.md)"]
+        [
+            claim.text,
+            claim.where,
+            f"{outcome([claim])}. {claim.evidence_text}",
+            f"[{name}](results/{name}.md)",
+        ]
         for name, summary in summaries.items()
         for claim in claims_of(summary)
         if claim.split == BY_TIME
@@ -184,8 +189,11 @@ def tally(summaries: Mapping[str, Summary]) -> str:
     words = {BY_ROWS: "the paper's split, by rows", BY_SOURCE: "the split by source"}
     for split, name in words.items():
         ends = [outcome([t.claim for t in tests if t.under(split)]) for tests in claims.values()]
-        known = {word: ends.count(word) for word in ("held", "not held", "not decided", NOT_RUN)}
-        known["held in part"] = len(ends) - sum(known.values())
+        known = {word: ends.count(word) for word in (*OUTCOMES.values(), NOT_RUN)}
+        mixed = [end for end in ends if end not in known]
+        # Of the outcomes of a claim that was tested several times, those that held come first.
+        known["held in part"] = sum(end.startswith(OUTCOMES[True]) for end in mixed)
+        known["not held in part and otherwise not decided"] = len(mixed) - known["held in part"]
         counts = ", ".join(f"{count} {word}" for word, count in known.items() if count)
         said.append(f"Of {len(ends)} claims under {name}: {counts}.")
     return "\n".join(said)

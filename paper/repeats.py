@@ -5,7 +5,6 @@ a Zipf law, with noise as in the paper; every other row asks something new. The 
 the share of held-out traffic that has a near relative in the past is known, and goes from 0 to 1.
 """
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from amips import Design, KeyNet, SupportNet, label
 from amips.bench import Summary, cells_of
-from amips.builder import Builder, graph_searcher
+from amips.builder import Builder, graph_searcher, memory_of
 from amips.cells import default_count
 from amips.errors import ResultsError
 from amips.files import read_json, write_json
@@ -23,6 +22,7 @@ from amips.nets import Model
 from amips.search import (
     DROP_IN_CANDIDATES,
     GraphSearcher,
+    Memory,
     MemorySearcher,
     Point,
     Searcher,
@@ -39,20 +39,23 @@ from amips.search import (
 )
 from amips.task import Split, Task
 from amips.vectors import Floats, Vectors, unit_rows
-from paper.repeats_summary import (
+from paper.repeats_fit import fitted, minutes_of
+from paper.repeats_summary import summarize
+from paper.repeats_ways import (
+    ALONE,
     CELLS,
     DEPTH,
     DROP_IN,
     GRAPH,
     IVF,
+    LEARNED,
     MEMORY,
     NOISE,
     RECALL,
-    ROUNDS,
     ROUTED,
     SUPPORT,
     TARGETS,
-    summarize,
+    times_in_turns,
 )
 from paper.routing import SCORED_128, network_recipe
 from paper.search_runs import none_if_nan
@@ -60,9 +63,7 @@ from paper.workspace import Workspace
 
 SHARES = (0.5, 1.0, 0.0, 0.25, 0.75)  # the one that matters most first
 ENOUGH = 0.985  # recall@10 beyond which nothing is measured
-LEARNED = 0.5  # the share of the log that cells, router and graph are made of
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128)
-TIMED = 200  # queries that are timed one by one
 SUPPORTED = 128  # cells that the SupportNet chooses from, as in the paper,
 PORTION = 3.0  # ... and its samples, of the scale's
 POPULAR = 8  # one of so many queries of the data is popular, where the scale does not say how many
@@ -98,16 +99,25 @@ def popular_queries(workspace: Workspace) -> int:
     return workspace.scale.sources or workspace.queries.n // POPULAR
 
 
+def held_out_rows(workspace: Workspace) -> int:
+    """Rows of a log that are held out to choose by, and as many to report on."""
+    return min(workspace.scale.held_out, workspace.queries.n // 8)
+
+
+def repeats_log(workspace: Workspace, share: float) -> tuple[Floats, NDArray[np.bool_]]:
+    """The log of a share, and which of its rows ask a popular query."""
+    queries = workspace.queries
+    return make_log(queries, share, queries.n, popular_queries(workspace), workspace.seed)
+
+
 def repeats_task(workspace: Workspace, share: float, cells: int = 1) -> tuple[Task, NDArray[np.bool_]]:
     """The log of a share as a task split by time, and which of its rows ask a popular query.
 
     Args:
         cells: plain cells of the task, with targets for each where there are several.
     """
-    scale, queries = workspace.scale, workspace.queries
-    popular = popular_queries(workspace)
-    held_out = min(scale.held_out, queries.n // 8)
-    log, again = make_log(queries, share, queries.n, popular, workspace.seed)
+    held_out = held_out_rows(workspace)
+    log, again = repeats_log(workspace, share)
     name = f"task-repeats-{round(100 * share)}" + (f"-{cells}" if cells > 1 else "")
     task = label(
         workspace.keys,
@@ -158,11 +168,17 @@ def run(workspace: Workspace) -> Summary:
         if not place.exists():
             write_json(place, measured(task, again, plain, graph, cells, net, supported))
         by_share[share] = read_json(place, ResultsError)
+        place = workspace.work / f"repeats-fit-{round(100 * share)}.json"
+        if not place.exists():
+            log = repeats_log(workspace, share)[0][: -held_out_rows(workspace)]
+            write_json(place, fitted(workspace, log, task))
+        by_share[share]["fit"] = read_json(place, ResultsError)
     values = {f"{share:g}": by_share[share] for share in sorted(by_share)}
     full = 2 * first.n * first.d
     about = {
         "samples": int(net.about["samples"]),
         "size": workspace.scale.sizes[0],
+        "fit_minutes": minutes_of(workspace),
         "network_flops": plain[0].with_model(net).router.network_flops / full,
         "support": {
             "cells": supported.c,
@@ -190,7 +206,11 @@ def measured(
     remembering = Builder(task).with_memory(graph, DEPTH)
     walked = [_pair(p) for p in _swept(graph, task.test)]
     remembered = measure_memory(remembering, task.test) if isinstance(remembering, MemorySearcher) else []
+    memory = memory_of(Builder(task), DEPTH).with_gate(-1.0)  # recognises every query
+    first = replace(surest_point(graph.points, TOP), recognised=1.0)
+    alone = MemorySearcher(graph, memory, [first])
     points: dict[str, list[tuple[float, float]]] = {
+        ALONE: [_remembered(memory, task)],
         IVF: [_pair(p) for index in plain for p in measure(index, task.test)],
         ROUTED: [_pair(p) for index in plain for p in measure(index.with_model(net), task.test)],
         DROP_IN: [pair for index in plain for pair in _dropped_in(index.with_model(net), task)],
@@ -199,15 +219,26 @@ def measured(
         GRAPH: walked,
         MEMORY: [*walked, *(_pair(p) for p in remembered)],
     }
-    ivf = calibrated(plain[-1], task.val, RECALL)
-    indexes: dict[str, Snapshot] = {IVF: ivf, CELLS: cells, GRAPH: graph, MEMORY: remembering}
+    indexes: dict[str, Snapshot] = {
+        IVF: calibrated(plain[-1], task.val, RECALL),
+        ROUTED: calibrated(plain[-1].with_model(net), task.val, RECALL),
+        SUPPORT: calibrated(supported, task.val, RECALL),
+        CELLS: cells,
+        GRAPH: graph,
+        MEMORY: remembering,
+        ALONE: alone,
+    }
     full = 2 * task.n * task.d
     costs = {
         name: {f"{target:g}": none_if_nan(_cost(pairs, target) / full) for target in TARGETS}
         for name, pairs in points.items()
     }
     known = np.asarray(again[-len(task.test) :])
-    values: dict[str, Any] = {"costs": costs, "again": float(known.mean()), "times": _times(indexes, task)}
+    values: dict[str, Any] = {
+        "costs": costs,
+        "again": float(known.mean()),
+        "times": times_in_turns(indexes, np.asarray(task.test.queries)),
+    }
     if isinstance(remembering, MemorySearcher):
         x = np.asarray(task.test.queries)
         recognised, candidates = remembering.memory.recognise(x)
@@ -238,6 +269,14 @@ def _swept(index: Searcher | GraphSearcher, split: Split) -> list[Point]:
     return points
 
 
+def _remembered(memory: Memory, task: Task) -> tuple[float, float]:
+    """Recall@10 and FLOPs of the memory alone: what the nearest logged query found, however near that is."""
+    x = np.asarray(task.test.queries)
+    candidates = memory.recognise(x)[1]
+    hits = np.asarray(task.test.top_ids)[:, :TOP, None] == candidates[:, None, :]
+    return float(hits.any(axis=2).mean()), float(memory.flops(x).mean() + 2 * task.d * memory.depth)
+
+
 def _pair(point: Point) -> tuple[float, float]:
     return point.recall10, point.flops
 
@@ -257,24 +296,3 @@ def _dropped_in(index: Searcher, task: Task) -> list[tuple[float, float]]:
 def _cost(pairs: list[tuple[float, float]], target: float) -> float:
     recall, cost = np.array(pairs).T
     return cost_at(cost, recall, target)
-
-
-def _times(indexes: dict[str, Snapshot], task: Task) -> dict[str, list[float] | None]:
-    """Seconds of a test query alone and among all, at the recall, taken in turns; None if out of reach."""
-    x = np.asarray(task.test.queries)
-    best: dict[str, list[float] | None] = {}
-    for name, index in indexes.items():
-        reach = surest_point(index.points, TOP).recall_assured(TOP) >= RECALL
-        best[name] = [np.inf, np.inf] if reach else None
-    for _ in range(ROUNDS):
-        for name, index in indexes.items():
-            times = best[name]
-            if times is None:
-                continue
-            for place, parts in enumerate(([x[i : i + 1] for i in range(TIMED)], [x])):
-                started = time.perf_counter()
-                for part in parts:
-                    index.search(part, TOP, recall=RECALL)
-                spent = (time.perf_counter() - started) / sum(len(part) for part in parts)
-                times[place] = min(times[place], spent)
-    return best

@@ -234,6 +234,7 @@ def _run(
         val={name: searched.val[name] for name in learned},
         kinds={entry.name: entry.kind for entry in networks},
         shapes={entry.name: (entry.kind, entry.shape) for entry in networks},
+        scored=frozenset(entry.name for entry in networks if entry.scored != 1),
         bootstrap=Bootstrap(np.asarray(task.test.source)),
         full_scan=2 * task.n * task.d,
     )

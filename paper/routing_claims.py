@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from amips.bench import Array, Bootstrap, Family, Measured, Ratio, in_words
+from amips.task import BY_SOURCE
 from paper.claims import Claim, Finding, decided
 
 WHERE, WHERE_128 = "Section 4.3, Figure 3", "Section 4.3, Figure 4"
-GAIN = 0.10  # the paper's gain at k = 1: "at least 10 points", with 128 cells 16
+GAIN, GAIN_128 = 0.10, 0.16  # the paper's gain at k = 1: "at least 10 points", with 128 cells 16
 NEAR = 0.98  # accuracy from here on is near 100 %
 LITTLE = 0.02  # accuracies this near to each other are alike
 LEVELS = (0.95, 0.9, 0.8)  # the accuracy whose cost is compared: the first that centroids surely reach,
 ROOM = 0.02  # ... by this much on val
+AS_PUBLISHED = "with the published code's weight of the score loss"
 FEW, MANY = 4, 16  # of 128 cells: SupportNet with the first finds what centroids find with the second
 
 
@@ -27,6 +29,7 @@ class Comparison:
         kinds: "SupportNet" or "KeyNet" for each of these that is a network.
         shapes: (kind, size and loss) of each network: those of one shape differ in depth and injections
             alone.
+        scored: the networks whose score loss weighs more than in the published code.
         bootstrap: draws of the test queries.
         full_scan: FLOPs of scoring every key.
     """
@@ -37,6 +40,7 @@ class Comparison:
     val: dict[str, Family]
     kinds: dict[str, str]
     shapes: dict[str, tuple[str, str]]
+    scored: frozenset[str]
     bootstrap: Bootstrap
     full_scan: float
 
@@ -135,7 +139,26 @@ def compare(routers: Comparison) -> list[Finding]:
                 high=high,
             )
         )
-    return findings + _shape_claims(routers)
+    text = "SupportNet finds at least 10 points more than the centroids at k = 1"
+    return findings + _as_published(routers, text, WHERE, GAIN) + _shape_claims(routers)
+
+
+def _as_published(routers: Comparison, text: str, where: str, least: float) -> list[Finding]:
+    """The claim of SupportNets whose score loss weighs what it does in the published code, by itself.
+
+    Only where others weigh it more: those are then the best, and the claim above is of them.
+    """
+    kept = [
+        name for name, kind in routers.kinds.items() if kind == "SupportNet" and name not in routers.scored
+    ]
+    if not routers.scored or not kept:
+        return []
+    name = max(kept, key=lambda name: accuracies(routers.val[name])[0])
+    gain = routers.gain(name)
+    evidence = f"{name}: {gain} against the centroids"
+    end = decided(gain.low, gain.high, least)
+    figures = (gain.value, gain.low, gain.high)
+    return [Claim(f"{text}, {AS_PUBLISHED}", where, end, evidence, BY_SOURCE, *figures)]
 
 
 def _cost_claim(routers: Comparison, kind: str, name: str) -> Claim:
@@ -167,13 +190,19 @@ def _shape_claims(routers: Comparison) -> list[Finding]:
         if len(alike) < 2:
             continue
         low, high = min(alike.values()), max(alike.values())
+        drawn = np.array([routers.bootstrap.weights @ hits(routers.test[name], 1) for name in alike])
+        least, most = (float(end) for end in np.quantile(np.ptp(drawn, axis=0), (0.025, 0.975)))
         findings.append(
             Claim(
                 "depth and re-injections have little impact",
                 WHERE,
-                high - low <= LITTLE,
+                # The largest and the smallest of equal ones differ, too: only what is more decides.
+                True if most <= LITTLE else False if least > LITTLE else None,
                 f"{' '.join(shape)}: {low:.1%} to {high:.1%} at k = 1 over {len(alike)} depths and "
-                "injections",
+                f"injections, {100 * (high - low):.1f} points apart ({100 * least:.1f} to {100 * most:.1f})",
+                value=high - low,
+                low=least,
+                high=most,
             )
         )
     return findings
@@ -188,20 +217,22 @@ def compare_128(routers: Comparison) -> list[Finding]:
         Claim(
             "with 128 cells SupportNet finds 16 points more than the centroids at k = 1 (72 % against 56 %)",
             WHERE_128,
-            decided(gain.low, gain.high, GAIN),
+            decided(gain.low, gain.high, GAIN_128),
             f"{name}: {gain} against the centroids",
             value=gain.value,
             low=gain.low,
             high=gain.high,
         )
     )
+    text = "with 128 cells SupportNet finds 16 points more than the centroids at k = 1"
+    findings += _as_published(routers, text, WHERE_128, GAIN_128)
     if MANY in [run.run.budget for run in by_budget(routers.base)]:
         gain = routers.gain(name, FEW, MANY)
         findings.append(
             Claim(
                 f"with 128 cells SupportNet reaches with {FEW} cells what the centroids reach with {MANY}",
                 WHERE_128,
-                decided(gain.low, gain.high, -LITTLE),
+                decided(gain.low, gain.high, 0),
                 f"{name} with {FEW} cells minus the centroids with {MANY}: {gain}",
                 value=gain.value,
                 low=gain.low,

@@ -12,6 +12,7 @@ WORDS = {
     BY_SOURCE: "Split by source (no relative of a test query was trained on)",
 }
 NOT_RUN = "not run"
+OUTCOMES = {True: "held", False: "not held", None: "not decided"}
 
 
 def stamped(summary: Summary, split: str) -> Summary:
@@ -85,12 +86,11 @@ def outcome(claims: Sequence[Claim]) -> str:
     """Whether a claim held, of all the times that it was tested under one split."""
     if not claims:
         return NOT_RUN
-    if all(claim.held is None for claim in claims):
-        return "not decided"
-    held_in = sum(claim.held is True for claim in claims)
-    if held_in in (0, len(claims)):
-        return "held" if held_in else "not held"
-    return f"held in {held_in} of {len(claims)}"
+    ends = [claim.held for claim in claims]
+    counts = {words: ends.count(end) for end, words in OUTCOMES.items() if end in ends}
+    if len(counts) == 1:
+        return next(iter(counts))
+    return f"{', '.join(f'{words} in {count}' for words, count in counts.items())} of {len(claims)}"
 
 
 def cell(claims: Sequence[Claim]) -> str:

@@ -1,13 +1,13 @@
 """Transport error against MRR at the end of training: both networks, in several sizes and depths (c = 1)."""
 
 from amips.bench import Bootstrap, Chart, Panel, Series, Summary, describe_machine
-from paper.claims import Claim, Finding, claim_values, verdict
+from paper.claims import Claim, Finding, all_of, claim_values, verdict
 from paper.mappers import (
     HALF,
     KINDS,
     ONE_SEED,
+    Difference,
     Trained,
-    better,
     budget,
     counted,
     difference,
@@ -18,6 +18,7 @@ from paper.mappers import (
     pairs,
     settled,
     sizes,
+    speaks,
     task_facts,
 )
 from paper.workspace import Workspace
@@ -78,8 +79,8 @@ def compare(networks: list[Trained], ordered: tuple[str, ...]) -> list[Finding]:
         ordered: the sizes, from small to large.
     """
     bootstrap = draws(networks[0].task)
-    nearest = min(networks, key=lambda one: one.model.about["val"]["erel"])
-    highest = max(networks, key=lambda one: one.model.about["val"]["mrr"])
+    nearest = min(networks, key=lambda one: one.on_val("erel"))
+    highest = max(networks, key=lambda one: one.on_val("mrr"))
     findings: list[Finding] = [
         f"Of {len(networks)} networks, {nearest.name} has the lowest erel on val "
         f"({nearest.mean('erel'):.3f} on test, MRR {nearest.mean('mrr'):.3f}), {highest.name} "
@@ -106,21 +107,33 @@ def _by_shape(networks: list[Trained], kind: str, by: str, bootstrap: Bootstrap)
     }[by]
     neighbours = pairs([one for one in networks if one.kind == kind], by)
     wins = {metric: counted(neighbours, metric, bootstrap) for metric in METRICS}
-    parts = [f"{METRICS[m]} in {won} (surely in {sure})" for m, (won, sure) in wins.items()]
-    # Surely every larger one, for the first claim; for the second, most of the shallower ones.
-    ends = [
-        settled(won, sure, len(neighbours)) if by == "size" else 2 * won < len(neighbours)
-        for won, sure in wins.values()
+    losses = {
+        metric: counted([(second, first) for first, second in neighbours], metric, bootstrap)[1]
+        for metric in METRICS
+    }
+    parts = [
+        f"{METRICS[m]} in {won} (surely in {sure}, surely not in {losses[m]})"
+        for m, (won, sure) in wins.items()
     ]
-    reproduced = False if False in ends else None if None in ends else True
+    # Surely every larger one, for the first claim; for the second, surely most of the shallower ones.
+    ends = [
+        settled(won, sure, len(neighbours)) if by == "size" else _mostly(losses[m], sure, len(neighbours))
+        for m, (won, sure) in wins.items()
+    ]
+    reproduced = all_of(ends)
     evidence = f"{kind}: of {len(neighbours)} pairs that differ in {by} alone, the {word} one has "
     evidence += " and ".join(parts)
-    return Claim(text, WHERE, reproduced, evidence)
+    return Claim(text, WHERE, reproduced, evidence, intervals=True)
+
+
+def _mostly(surely: int, surely_not: int, total: int) -> bool | None:
+    """Whether something is so in most of several pairs; None where too few of them are sure."""
+    return True if 2 * surely > total else False if 2 * surely_not >= total else None
 
 
 def _between(networks: list[Trained], size: str, largest: bool, bootstrap: Bootstrap) -> Claim:
     """SupportNet against KeyNet of one size, at every depth."""
-    gains: dict[str, list[bool]] = {metric: [] for metric in METRICS}
+    gains: dict[str, list[Difference]] = {metric: [] for metric in METRICS}
     depths = sorted({one.depth for one in networks})
     for depth in depths:
         key, support = (
@@ -128,16 +141,22 @@ def _between(networks: list[Trained], size: str, largest: bool, bootstrap: Boots
             for kind in ("KeyNet", "SupportNet")
         )
         for metric in METRICS:
-            gains[metric].append(better(difference(support, key, metric, bootstrap), metric))
+            gains[metric].append(difference(support, key, metric, bootstrap))
     # The claim: at the largest size SupportNet has the lower erel and the lower MRR; at the smallest neither.
-    reproduced = (
-        (all(gains["erel"]) and not any(gains["mrr"]))
-        if largest
-        else (not any(gains["erel"]) and all(gains["mrr"]))
+    ends = {metric: [speaks(gain, metric) for gain in ones] for metric, ones in gains.items()}
+    wanted = {"erel": largest, "mrr": not largest}
+    reproduced = all_of(
+        None if end is None else end == wanted[metric] for metric, ones in ends.items() for end in ones
     )
-    parts = [f"{METRICS[metric]} at {sum(wins)} of {len(depths)} depths" for metric, wins in gains.items()]
+    parts = [
+        f"{METRICS[m]} at {ones.count(True)} of {len(depths)} depths for sure ({_gains(gains[m])})"
+        for m, ones in ends.items()
+    ]
     text = "the lower erel and the lower MRR" if largest else "the higher erel and the higher MRR"
     text = f"SupportNet has {text} at {'large' if largest else 'small'} sizes"
-    return Claim(
-        text, WHERE, reproduced, f"Size {size}: against KeyNet, SupportNet has {' and '.join(parts)}"
-    )
+    evidence = f"Size {size}: against KeyNet, SupportNet has {' and '.join(parts)}"
+    return Claim(text, WHERE, reproduced, evidence, intervals=True)
+
+
+def _gains(gains: list[Difference]) -> str:
+    return ", ".join(gain.text() for gain in gains)

@@ -2,13 +2,14 @@
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from amips import AmipsError, native
 from amips.blas import faiss
-from amips.index import FaissCellStore, FewSearch, fill, search_listed
+from amips.index import FaissCellStore, FewSearch, ListedKeys, fill
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
 from helpers import make_world
@@ -159,20 +160,34 @@ def test_what_does_not_fit(parts):
 class TestListed:
     """Keys that are listed for each query: compiled and in numpy alike."""
 
-    @pytest.mark.parametrize("kind", ["compiled", "numpy", "rows of others"])
+    @pytest.mark.parametrize("kind", ["compiled", "numpy", "cells", "cells with second ones", "lean", "disk"])
     @pytest.mark.parametrize(("width", "k"), [(1, 1), (40, 10), (3, 10)])
-    def test_the_best_of_them(self, kind, width, k, monkeypatch):
+    def test_the_best_of_them(self, kind, width, k, monkeypatch, tmp_path):
         rng = np.random.default_rng(width)
         keys = rng.integers(-2, 3, (500, 7)).astype(np.float32)  # many tie: the lower id comes first
         x = rng.integers(-2, 3, (30, 7)).astype(np.float32)
         listed = np.argsort(rng.random((30, 500)), axis=1)[:, :width].astype(np.int32)
+        store = SimpleNamespace(keys=keys)
+        if kind in ("cells", "cells with second ones", "lean"):
+            cells = rng.integers(0, 8, 500).astype(np.int32)
+            second = np.where(cells < 3, cells + 1, -1).astype(np.int32) if "second" in kind else None
+            projection = learn_projection(open_vectors(keys), open_vectors(x), 4) if kind == "lean" else None
+            storage = "lean" if kind == "lean" else "flat"
+            centroids = rng.standard_normal((9, 7)).astype(np.float32)
+            store = FaissCellStore.build(open_vectors(keys), cells, centroids, storage, projection, second)
+        if kind == "disk":
+            np.save(tmp_path / "keys.npy", keys)
+            store.keys = np.load(tmp_path / "keys.npy", mmap_mode="r")
         if kind == "numpy":
             monkeypatch.setattr(native, "compiled", None)
-        stored = np.repeat(keys, 2, axis=0)[::2] if kind == "rows of others" else keys
-        scores, ids = search_listed(stored, x, listed, k, 1 << 12)
-        for row in range(30):
-            order = sorted(listed[row], key=lambda i: (-(x[row] @ keys[i]), i))[:k]
-            np.testing.assert_array_equal(ids[row, : len(order)], order)
-            np.testing.assert_array_equal(scores[row, : len(order)], keys[order] @ x[row])
-            assert (ids[row, len(order) :] == -1).all()
-            assert np.isneginf(scores[row, len(order) :]).all()
+        several = ListedKeys(store)
+        sent = pickle.loads(pickle.dumps(several))  # its keys are elsewhere
+        del several
+        for rows in (slice(0, 30), slice(4, 5)):
+            scores, ids = sent.search(x[rows], listed[rows], k)
+            for place, row in enumerate(range(30)[rows]):
+                order = sorted(listed[row], key=lambda i: (-(x[row] @ keys[i]), i))[:k]
+                np.testing.assert_array_equal(ids[place, : len(order)], order)
+                np.testing.assert_array_equal(scores[place, : len(order)], keys[order] @ x[row])
+                assert (ids[place, len(order) :] == -1).all()
+                assert np.isneginf(scores[place, len(order) :]).all()

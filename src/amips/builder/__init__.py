@@ -3,6 +3,7 @@
 from amips.builder.builder import Builder, at_start
 from amips.builder.building import build, default_design
 from amips.builder.graphs import graph_design, graph_searcher
+from amips.builder.memories import memory_of
 from amips.builder.reduced import fewest_dimensions
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "fewest_dimensions",
     "graph_design",
     "graph_searcher",
+    "memory_of",
 ]

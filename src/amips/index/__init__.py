@@ -9,9 +9,10 @@ from amips.index.fill import FEWEST_KEYS, check_enough_keys, pq_parts
 from amips.index.graph_filter import MOST_IN_ORDER
 from amips.index.graph_store import CODING, GRAPH_FILES, MOST_VALUES, GraphStore, check_graph_size
 from amips.index.key_mask import KeyMask
+from amips.index.listed import ListedKeys
 from amips.index.living_cells import LivingCells, OwnCells, kept_cells, scan_allowed, with_added
 from amips.index.matches import Matches, best_matches
-from amips.index.top_keys import score_candidates, search_listed, top_of_rows
+from amips.index.top_keys import score_candidates, top_of_rows
 
 __all__ = [
     "CODING",
@@ -27,6 +28,7 @@ __all__ = [
     "FewSearch",
     "GraphStore",
     "KeyMask",
+    "ListedKeys",
     "LivingCells",
     "Matches",
     "OwnCells",
@@ -41,7 +43,6 @@ __all__ = [
     "scan_allowed",
     "scan_flops",
     "score_candidates",
-    "search_listed",
     "top_of_rows",
     "with_added",
 ]

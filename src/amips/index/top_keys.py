@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips import native
 from amips.exact import keep_best
 from amips.vectors import Floats
 
@@ -109,20 +108,6 @@ def score_candidates(
         true = np.matmul(rows, x[low : low + step, :, None])[:, :, 0]
         scores[low : low + step] = np.where(ids < 0, -np.inf, true)
     return best_of(scores, candidates, k)
-
-
-def search_listed(
-    keys: Floats, x: Floats, listed: NDArray[np.int32], k: int, block_bytes: int
-) -> tuple[Floats, Ids]:
-    """The k best of the keys that are listed for each query, [m, l], by <x, y>: scores and ids [m, k].
-
-    Compiled, where the keys are float32 in memory; otherwise `block_bytes` of them at a time.
-    """
-    if native.compiled is None or keys.dtype != np.float32 or not keys.flags.c_contiguous:
-        return score_candidates(keys.__getitem__, x, listed.astype(np.int64), k, block_bytes)
-    scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
-    native.compiled.search_listed(keys, listed, np.ascontiguousarray(x), scores, ids)
-    return scores, ids
 
 
 def cell_products(centers: Floats, x: Floats, cells: Ids, block_bytes: int) -> Floats:

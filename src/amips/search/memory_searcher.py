@@ -16,7 +16,7 @@ from amips.blas import one_thread
 from amips.blas import threads as limit_threads
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import GraphStore, KeyMask, search_listed
+from amips.index import KeyMask, ListedKeys
 from amips.metrics import TOP
 from amips.search.attributes import Attributes
 from amips.search.cost import Cost
@@ -40,7 +40,6 @@ from amips.vectors import Floats
 Ids = NDArray[np.int64]
 
 BATCH = 1 << 14  # queries looked up at a time
-SCORE_BYTES = 1 << 26  # of candidates, at once
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class MemorySearcher:
                 return self.index.search(x, k, margin=point.margin)
             result = self.index.search_few(x, k, effort_of(point))
             return None if result is None else (result[0], labelled(result[1], self.labels))
-        scores, ids = self._score(v, candidates, k)
+        scores, ids = self._listed.search(v, candidates, k)
         if exponent:
             scores = restore_norms(scores, np.array([exponent], np.int32))
         return scores, labelled(ids, self.labels)
@@ -187,7 +186,7 @@ class MemorySearcher:
             known, candidates = self.memory.recognise(u)
             if known.any():
                 rows = low + np.flatnonzero(known)
-                best, ids[rows] = self._score(v[known], candidates, k)
+                best, ids[rows] = self._listed.search(v[known], candidates, k)
                 scores[rows] = restore_norms(best, None if exponents is None else exponents[known])
                 recognised[rows] = True
         others = ~recognised
@@ -195,13 +194,10 @@ class MemorySearcher:
             scores[others], ids[others] = self._search_index(x[others], k, point, threads)
         return scores, ids, recognised
 
-    def _score(self, v: Floats, candidates: NDArray[np.int32], k: int) -> tuple[Floats, Ids]:
-        """True inner products of candidates [m, depth], the k best."""
-        store = self.store
-        if isinstance(store, GraphStore) or (len(v) == 1 and store.keys is not None):
-            return search_listed(store.keys, v, candidates, k, SCORE_BYTES)
-        scored: tuple[Floats, Ids] = store.score_again(v, candidates.astype(np.int64), k)
-        return scored
+    @cached_property
+    def _listed(self) -> ListedKeys:
+        """The keys of the index, as the memory lists them."""
+        return ListedKeys(self.store)
 
     def _search_index(self, x: Floats, k: int, point: Point, threads: int | None) -> tuple[Floats, Ids]:
         if isinstance(self.index, GraphSearcher):
@@ -274,6 +270,7 @@ class MemorySearcher:
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""
         self.memory.prepare()
+        self._listed  # noqa: B018
 
     def __repr__(self) -> str:
         words = "a memory of the log" if self.design is None else self.design.describe()
