@@ -7,8 +7,9 @@ The log has 20,000 queries ("fixed"), or one for every 20 keys, 5,000 at least (
 are generated (`common.generated`). Baselines are swept over numbers of cells, and their best on test counts;
 what is ours is chosen on val and measured on test. FLOPs at recall@10 0.95, as a share of a full scan.
 
-Every measurement is a line of WORK/scaling.jsonl, written when it is known: the same call continues. The
-table of what is there goes to results/scaling_n.md.
+Every measurement is a line of WORK/scaling.jsonl, written when it is known: the same call continues, and
+measures IVF PQ again where it did not reach the recall with other numbers of candidates than `REFINES`. The
+table of what is there goes to results/scaling_n.md; with `--sizes` and nothing behind it, only that.
 """
 
 import argparse
@@ -46,12 +47,14 @@ from amips.task import Split, Task
 TARGET = 0.95
 FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)  # cells of the baselines, in units of sqrt(n)
 OWN_FACTORS = (2.0, 4.0, 8.0)
-REFINES = (10, 40, 160)  # candidates of IVF PQ for each result, that are scored again
+REFINES = (10, 40, 160, 640, 2560)  # candidates of IVF PQ for each result, that are scored again
 HELD_OUT = 1000
 FIXED, EACH, LEAST = 20_000, 20, 5_000  # queries of the log: fixed; one for so many keys, so many at least
 OURS = ("cells", "graph")
-SYSTEMS = ("IVF", "IVF PQ", *OURS)
-Figures = dict[str, float]
+BASELINES = ("IVF", "IVF PQ")
+SYSTEMS = (*BASELINES, *OURS)
+HEAD = ["keys", "log", "queries", "IVF", "IVF PQ FastScan", *OURS, "gain over the best baseline"]
+Figures = dict[str, Any]
 
 
 def log_length(kind: str, n: int) -> int:
@@ -72,20 +75,29 @@ def plain(builder: Builder, count: int) -> Figures:
 
 
 def fastscan(task: Task, count: int) -> Figures:
-    """FAISS IVF with PQ FastScan codes and float32 refinement, over its probes and candidates."""
+    """FAISS IVF with PQ FastScan codes and float32 refinement, over its probes and candidates.
+
+    What costs more than a setting that reached the target cannot lower the cost at the target: a sweep of
+    probes ends there, or where half of a full scan is spent.
+    """
     scratch = Scratch("amips-scaling-")
     backend = build_backend("fastscan", task.key_vectors, scratch.path / "index", partitions=count)
     x, top = np.asarray(task.test.queries), np.asarray(task.test.top_ids)
     costs, reached = list[float](), list[float]()
-    for backend.refine in REFINES:  # type: ignore[attr-defined]
+    most = 0.5 * _full(task)
+    for refine in REFINES:
+        backend.refine = refine  # type: ignore[attr-defined]
         for budget in backend.budgets():
-            ids = backend.find(x, TOP, budget)[1]
-            costs.append(float(backend.find_cost(x, TOP, budget).flops.mean()))
-            reached.append(float(recalls(ids, top, TOP).mean()))
-            if reached[-1] > 0.99 or costs[-1] > 0.5 * _full(task):
+            cost = float(backend.find_cost(x, TOP, budget).flops.mean())
+            if cost > most:
                 break
+            costs.append(cost)
+            reached.append(float(recalls(backend.find(x, TOP, budget)[1], top, TOP).mean()))
+            if reached[-1] >= TARGET:
+                most = min(most, cost)
     scratch.remove()
-    return {"test": float(cost_at(np.array(costs), np.array(reached), TARGET)) / _full(task)}
+    at_target = float(cost_at(np.array(costs), np.array(reached), TARGET)) / _full(task)
+    return {"test": at_target, "refines": list(REFINES), "recall": max(reached, default=0.0)}
 
 
 def cells(builder: Builder, design: Design) -> Figures:
@@ -145,21 +157,25 @@ def measurements(
 
 
 def table(lines: list[dict[str, Any]]) -> tuple[list[list[str]], str]:
-    """A row for each size and log, and how costs grow with the keys."""
+    """A row for each size and log, and how costs grow with the keys.
+
+    The gain is over the best baseline of those that reached the recall, which it names: one that did not, or
+    was not measured, is not beaten by that.
+    """
     rows, costs = list[list[str]](), dict[tuple[str, str], list[tuple[int, float]]]()
     for n, kind in sorted({(line["n"], line["log"]) for line in lines}):
-        here = [line for line in lines if (line["n"], line["log"]) == (n, kind)]
-        best = dict[str, float]()
-        for system in dict.fromkeys(line["system"] for line in here):
-            by = "val" if system in OURS else "test"
-            some = [line for line in here if line["system"] == system and line[by] is not None]
-            if some:
-                best[system] = min(some, key=lambda line: line[by])["test"]
-                costs.setdefault((kind, system), []).append((n, best[system] * n))
-        baseline = min((best[one] for one in ("IVF", "IVF PQ") if one in best), default=math.nan)
-        own = min((best[one] for one in OURS if one in best), default=math.nan)
-        shown = [f"{best[one]:.3%}" if one in best else "" for one in SYSTEMS]
-        rows.append([f"{n:,}", kind, f"{log_length(kind, n):,}", *shown, f"{baseline / own:.2f}x"])
+        best, shown = dict[str, float](), list[str]()
+        for system in SYSTEMS:
+            some = [line for line in lines if (line["n"], line["log"], line["system"]) == (n, kind, system)]
+            cost = _best(some, "val" if system in OURS else "test")
+            shown.append("not measured" if not some else _missed(some) if cost is None else f"{cost:.3%}")
+            if cost is not None:
+                best[system] = cost
+                costs.setdefault((kind, system), []).append((n, cost * n))
+        baseline = min((one for one in BASELINES if one in best), key=best.__getitem__, default=None)
+        own = min((best[one] for one in OURS if one in best), default=None)
+        gain = f"{best[baseline] / own:.2f}x, over {baseline}" if baseline and own else "none to tell"
+        rows.append([f"{n:,}", kind, f"{log_length(kind, n):,}", *shown, gain])
     growth = []
     for (kind, system), pairs in costs.items():
         if len(pairs) > 1:
@@ -168,13 +184,33 @@ def table(lines: list[dict[str, Any]]) -> tuple[list[list[str]], str]:
     return rows, "The cost of a query grows like: " + "; ".join(growth) + "." if growth else ""
 
 
+def _best(lines: list[dict[str, Any]], by: str) -> float | None:
+    """The cost on test of the setting that is best by a figure; None if that did not reach the recall."""
+    reached = [line for line in lines if line[by] is not None]
+    cost: float | None = min(reached, key=lambda line: line[by])["test"] if reached else None
+    return cost
+
+
+def _missed(lines: list[dict[str, Any]]) -> str:
+    """What is said of a system of which no setting reached the recall: also what was tried."""
+    tried = sorted({refine for line in lines for refine in line.get("refines", [])})
+    recall = max((line["recall"] for line in lines if "recall" in line), default=None)
+    best = "" if recall is None else f": {recall:.3f} at best"
+    return f"did not reach {TARGET}{best}" + (f" (refine {', '.join(map(str, tried))})" if tried else "")
+
+
+def finished(line: dict[str, Any]) -> bool:
+    """Whether a measurement of before stands: not if it missed the recall with other candidates than now."""
+    return line["system"] != "IVF PQ" or line["test"] is not None or line.get("refines") == list(REFINES)
+
+
 def main() -> None:
     """Measure what is not there yet, and write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("work", type=Path)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1e4, 1e5, 1e6, 2e6])
+    parser.add_argument("--sizes", type=float, nargs="*", default=[1e4, 1e5, 1e6, 2e6])
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--logs", nargs="+", choices=["fixed", "growing"], default=["fixed", "growing"])
     parser.add_argument("--minutes", type=float, default=1.0, help="of training, for each router")
@@ -183,7 +219,7 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     place = arguments.work / "scaling.jsonl"
     lines = [json.loads(line) for line in place.read_text().splitlines()] if place.exists() else []
-    done = {(line["n"], line["log"], line["system"], line["setting"]) for line in lines}
+    done = {(line["n"], line["log"], line["system"], line["setting"]) for line in lines if finished(line)}
     for n in map(int, arguments.sizes):
         for kind in arguments.logs:
             for system, setting, work in measurements(
@@ -191,16 +227,16 @@ def main() -> None:
             ):
                 if system not in arguments.systems or (n, kind, system, setting) in done:
                     continue
-                figures = {name: None if math.isnan(cost) else cost for name, cost in work().items()}
+                figures = work()
+                figures |= {name: None for name in ("val", "test") if math.isnan(figures.get(name, 0))}
                 line = {"n": n, "log": kind, "system": system, "setting": setting, **figures}
                 lines.append(line)
                 with place.open("a") as file:
                     file.write(json.dumps(line) + "\n")
                 print(json.dumps(line), flush=True)
     rows, growth = table(lines)
-    head = ["keys", "log", "queries", "IVF", "IVF PQ FastScan", "cells", "graph", "gain over the best"]
     command = f"python benchmarks/scaling_n.py WORK --dim {arguments.dim}"
-    write("scaling_n", "The gain with the number of keys", command, head, rows, lines, growth)
+    write("scaling_n", "The gain with the number of keys", command, HEAD, rows, lines, growth)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ class Here:
     def put(self, value):
         return value
 
+    def note(self, bar, began):
+        """Nothing is shown."""
+
     def map(self, jobs):
         return (function(*arguments) for function, *arguments in jobs)
 

@@ -93,8 +93,8 @@ class TestTheSameBytes:
         """And the other way round: an error ends the first call in the middle."""
         merged, calls = Cluster.merged, []
 
-        def ends_early(self, groups, merge):
-            for result in merged(self, groups, merge):
+        def ends_early(self, *arguments):
+            for result in merged(self, *arguments):
                 calls.append(1)
                 if len(calls) == 3:
                     raise KeyboardInterrupt
@@ -209,6 +209,9 @@ class TestTheCommand:
         done = CliRunner().invoke(cli, [*words, "--ray", nodes.address], catch_exceptions=False)
         assert done.exit_code == 0
         assert re.search(r"2 nodes, [\d,]+ queries/s", done.stderr)
+        assert re.search(r"k-means: .* points, .*, 2 nodes, [\d,]+ points/s", done.stderr)
+        assert re.search(r"cells of keys: 100 % of 5,000 keys", done.stderr)
+        assert len(set(re.findall(r"top keys: (\d+ %) of 2,400", done.stderr))) > 3  # within one shard, too
         assert content(tmp_path / "t") == content(here)
         assert not ray.is_initialized()
 

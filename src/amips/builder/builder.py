@@ -157,7 +157,7 @@ class Builder:
         def partition() -> Cells:
             inputs = self.task.key_vectors, design.cells, self.task.train.vectors, self.task.train.top_ids
             settings: Any = {"iterations": self.iterations, "points": self.points, "seed": self.seed}
-            settings["memory"] = self.memory
+            settings |= {"memory": self.memory, "progress": self.progress}
             with connected(self.ray) as cluster:
                 return make_cells(*inputs, strength=strength, cluster=cluster, **settings)
 

@@ -40,6 +40,7 @@ def make_cells(
     seed: int = 0,
     memory: int | None = None,
     cluster: Cluster | None = None,
+    progress: bool = False,
 ) -> Cells:
     """The cells of a task or a design: query-aware of this strength, or by k-means where it is 0.
 
@@ -48,6 +49,7 @@ def make_cells(
         spherical, runs: of k-means; query-aware cells are spherical, of one run.
         memory: a bound on the bytes that it takes, where one is kept.
         cluster: whose workers find the nearest centroids; the cells are the same.
+        progress: show how far it is.
     """
     if strength:
         return query_aware(
@@ -61,6 +63,7 @@ def make_cells(
             seed=seed,
             memory=memory,
             cluster=cluster,
+            progress=progress,
         )
     return kmeans(
         keys,
@@ -72,6 +75,7 @@ def make_cells(
         seed=seed,
         memory=memory,
         cluster=cluster,
+        progress=progress,
     )
 
 
@@ -87,6 +91,7 @@ def query_aware(
     seed: int = 0,
     memory: int | None = None,
     cluster: Cluster | None = None,
+    progress: bool = False,
 ) -> Cells:
     """Partition keys into `count` cells by where they are and where the queries that want them are.
 
@@ -94,7 +99,7 @@ def query_aware(
         keys, queries: arrays or files; the queries are training queries.
         top_ids: the top keys of each query, best first, [m, k].
         strength: s above; 0 is plain spherical k-means.
-        iterations, points, seed, cluster: of k-means. The same seed gives the same cells.
+        iterations, points, seed, cluster, progress: of k-means. The same seed gives the same cells.
         memory: a bound on the bytes that it takes, where one is kept.
     """
     keys, queries = open_vectors(keys, "keys"), open_vectors(queries, "queries")
@@ -104,7 +109,7 @@ def query_aware(
         raise VectorError(f"strength={strength}: expected a finite number, not negative")
     points_of_keys = keys if strength == 0 else towards_queries(keys, queries, top_ids, strength, memory)
     options: Any = {"iterations": iterations, "points": points, "seed": seed}
-    return kmeans(points_of_keys, count, memory=memory, cluster=cluster, **options)
+    return kmeans(points_of_keys, count, memory=memory, cluster=cluster, progress=progress, **options)
 
 
 def check_top(top_ids: NDArray[np.integer[Any]], m: int, n: int) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from amips.blas import faiss
 from amips.cells.lloyd import kmeans_on
 from amips.cluster import Cluster, Job
 from amips.errors import VectorError
+from amips.progress import Bar
 from amips.vectors import (
     Floats,
     Source,
@@ -93,6 +95,7 @@ def kmeans(
     seed: int = 0,
     memory: int | None = None,
     cluster: Cluster | None = None,
+    progress: bool = False,
 ) -> Cells:
     """Partition keys into `count` cells by k-means, none of them empty.
 
@@ -104,6 +107,7 @@ def kmeans(
             many as `points_for` says: all keys where cells are few.
         memory: a bound on the bytes it takes, where one is kept: with little, it learns from fewer keys.
         cluster: whose workers find the nearest centroids; the cells are the same.
+        progress: show how far it is; of k-means itself on a cluster only, FAISS is silent.
     """
     keys = open_vectors(keys, "keys")
     count = check(int(count), runs, keys)
@@ -114,7 +118,7 @@ def kmeans(
     if count == 1:
         return trivial(keys)
     settings = spherical, iterations, points
-    tried = (_one_run(keys, count, *settings, seed + i, memory, cluster) for i in range(runs))
+    tried = (_one_run(keys, count, *settings, seed + i, memory, cluster, progress) for i in range(runs))
     return min(tried, key=lambda cells: cells.imbalance) if pick == "even" else next(tried)
 
 
@@ -164,6 +168,7 @@ def _one_run(
     seed: int,
     memory: int | None,
     cluster: Cluster | None,
+    progress: bool,
 ) -> Cells:
     rng = np.random.default_rng(seed)
     each = points_for(count) if points is None else points
@@ -173,12 +178,12 @@ def _one_run(
     centroids = (
         _centroids(sample, count, spherical, iterations, seed + 1)
         if cluster is None
-        else kmeans_on(cluster, sample, count, spherical, iterations, seed + 1)
+        else kmeans_on(cluster, sample, count, spherical, iterations, seed + 1, progress)
     )
     if spherical:  # faiss leaves them as they are when there is one for each key
         centroids = unit_rows(centroids)[0]
     del sample
-    assignment, nearness = assign(keys, centroids, spherical, cluster)
+    assignment, nearness = assign(keys, centroids, spherical, cluster, progress)
     fill_empty(keys, assignment, nearness, centroids, spherical)
     return Cells(assignment, centroids)
 
@@ -198,7 +203,11 @@ def _centroids(sample: Floats, count: int, spherical: bool, iterations: int, see
 
 
 def assign(
-    keys: Vectors, centroids: Floats, spherical: bool, cluster: Cluster | None = None
+    keys: Vectors,
+    centroids: Floats,
+    spherical: bool,
+    cluster: Cluster | None = None,
+    progress: bool = False,
 ) -> tuple[NDArray[np.int32], Floats]:
     """Each key's cell and how near it is (larger is nearer), block by block; by workers, if there are any."""
     half = np.zeros(len(centroids), np.float32) if spherical else 0.5 * row_norms(centroids) ** 2
@@ -210,9 +219,14 @@ def assign(
         if cluster is None
         else _assigned_on(cluster, keys, centroids, half, size)
     )
-    for best, near in parts:
-        assignment[start : start + len(best)], nearness[start : start + len(best)] = best, near
-        start += len(best)
+    began = time.monotonic()
+    with Bar(keys.n, "cells of keys", "keys", progress) as shown:
+        for best, near in parts:
+            assignment[start : start + len(best)], nearness[start : start + len(best)] = best, near
+            start += len(best)
+            shown.update(len(best))
+            if cluster is not None:
+                cluster.note(shown, began)
     return assignment, nearness
 
 

@@ -5,6 +5,7 @@ FAISS's own search; what follows is a pass over the points, done here in their o
 the cells, are those of `faiss.Kmeans` on one machine.
 """
 
+import time
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from amips.blas import faiss
 from amips.cluster import Cluster
+from amips.progress import Bar
 from amips.vectors import Floats
 
 BLOCK = 1 << 14  # points in a task, a multiple of those that FAISS multiplies at a time (4,096)
@@ -20,7 +22,13 @@ SPLIT_SEED = 1234  # FAISS's
 
 
 def kmeans_on(
-    cluster: Cluster, points: Floats, count: int, spherical: bool, iterations: int, seed: int
+    cluster: Cluster,
+    points: Floats,
+    count: int,
+    spherical: bool,
+    iterations: int,
+    seed: int,
+    progress: bool = False,
 ) -> Floats:
     """Centroids [count, d] of points [n, d], as `faiss.Kmeans` finds them with this seed."""
     if len(points) == count:
@@ -29,13 +37,18 @@ def kmeans_on(
     faiss.rand_perm(faiss.swig_ptr(order), len(points), seed + 1)
     centroids = _finished(points[order[:count]], spherical)
     blocks = [cluster.put(points[low : low + BLOCK]) for low in range(0, len(points), BLOCK)]
-    for _ in range(iterations):
-        handed = cluster.put(centroids)
-        parts = cluster.map((nearest, block, handed, spherical) for block in blocks)
-        assignment = np.concatenate(list(parts))
-        centroids, sizes = _means(points, assignment, count)
-        _split(centroids, sizes, len(points))
-        centroids = _finished(centroids, spherical)
+    began = time.monotonic()
+    with Bar(iterations * len(points), "k-means", "points", progress) as shown:
+        for _ in range(iterations):
+            handed = cluster.put(centroids)
+            assigned = []
+            for part in cluster.map((nearest, block, handed, spherical) for block in blocks):
+                assigned.append(part)
+                shown.update(len(part))
+                cluster.note(shown, began)
+            centroids, sizes = _means(points, np.concatenate(assigned), count)
+            _split(centroids, sizes, len(points))
+            centroids = _finished(centroids, spherical)
     return centroids
 
 

@@ -22,6 +22,10 @@ FAN_IN = 8  # results merged at a time
 LOOK_SECONDS = 5.0  # between looks at how many nodes there are
 
 
+def _nothing(count: int) -> None:
+    """Told of jobs that ended, where nobody asks."""
+
+
 class _LostError(AmipsError):
     """A task that Ray gave up, for reasons that are not its own."""
 
@@ -79,39 +83,69 @@ class Cluster:
         address = next(one["NodeManagerAddress"] for one in self._nodes if one["NodeID"] == node)
         return f"{address} ({node[:6]})"
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[Any]:
-        """The result of each job, in order."""
-        return self.merged(([job] for job in jobs), _only)
+    def map(self, jobs: Iterable[Job], ended: Callable[[int], None] = _nothing) -> Iterator[Any]:
+        """The result of each job, in order; `ended` as in `merged`."""
+        return self.merged(([job] for job in jobs), _only, ended)
 
-    def merged(self, groups: Iterable[Iterable[Job]], merge: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    def merged(
+        self,
+        groups: Iterable[Iterable[Job]],
+        merge: Callable[[list[Any]], Any],
+        ended: Callable[[int], None] = _nothing,
+    ) -> Iterator[Any]:
         """For each group of jobs their results, merged; in order.
 
-        Jobs are asked for one by one as others end, so that inputs of what is under way, and no more, are in
-        the cluster's memory. If the caller ends early, what is under way ends by itself: telling Ray to
-        cancel a task that is just ending can end this process.
+        Jobs are asked for one by one as others end, and neighbouring results are merged as soon as there are
+        `FAN_IN` of them, so that the cluster's memory has inputs and results of what is under way, a few
+        results of each level of the tree, and of so many groups as tasks may be under way. If the caller ends
+        early, what is under way ends by itself: telling Ray to cancel a task that is just ending can end this
+        process.
 
         Args:
             merge: one result of several neighbouring ones, in order. It is called on results of its own, and
                 with at most `FAN_IN` of them.
+            ended: told of every few jobs that ended, how many they are; merges are not counted.
         """
         task = self._task.options(num_cpus=1, max_retries=RETRIES)
-        running: set[Any] = set()
+        running: set[Any] = set()  # tasks under way, merges among them
+        leaves: set[Any] = set()  # those that are jobs
         finished: deque[Any] = deque()  # results of groups, or what will be
+
+        def wait() -> None:
+            """Until one task has ended at least, unless it takes long."""
+            over = self._ended(running)
+            running.difference_update(over)
+            ended(len(leaves & over))
+            leaves.difference_update(over)
+
+        def begin(*job: Any) -> Any:
+            running.add(result := task.remote(*job))
+            return result
+
+        def first() -> Any:
+            """The result of the first group, when it is there."""
+            while finished[0] in running:
+                wait()
+            return self._get(finished.popleft())
+
         for jobs in groups:
-            leaves = []
+            tree = _Tree(lambda *parts: begin(_merge, merge, *parts))
             for job in jobs:
                 while len(running) >= EACH_CPU * self.processors():
-                    running -= self._ended(running)
-                    while finished and self._is_there(finished[0]):
-                        yield self._get(finished.popleft())
-                leaves.append(task.remote(*job))
-                running.add(leaves[-1])
-            finished.append(_tree(task, merge, leaves))
-            del leaves
-            while finished and (self._is_there(finished[0]) or len(finished) > EACH_CPU * self.processors()):
-                yield self._get(finished.popleft())
+                    wait()
+                    while finished and finished[0] not in running:
+                        yield first()
+                leaves.add(leaf := begin(*job))
+                tree.add(leaf)
+                del leaf
+            finished.append(tree.root())
+            del tree
+            while finished and (finished[0] not in running or len(finished) > EACH_CPU * self.processors()):
+                yield first()
         while finished:
-            yield self._get(finished.popleft())
+            yield first()
+        while leaves:  # their results are there, and nobody has looked
+            wait()
 
     def _ended(self, running: set[Any]) -> set[Any]:
         """Tasks that have ended, one at least unless it takes long; the result of none is fetched for it."""
@@ -120,9 +154,6 @@ class Cluster:
             more, _ = self.ray.wait(list(running), num_returns=len(running), timeout=0, fetch_local=False)
             ended = [*ended, *more]
         return set(ended)
-
-    def _is_there(self, result: Any) -> bool:
-        return bool(self.ray.wait([result], timeout=0)[0])
 
     def _get(self, result: Any) -> Any:
         """A result; what went wrong on the way becomes one line."""
@@ -148,12 +179,29 @@ class Cluster:
         bar.set_postfix_str(f"{nodes}, {rate:,.0f} {bar.unit}/s")
 
 
-def _tree(task: Any, merge: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    """The merged result of parts: neighbours by tasks of their own, level by level."""
-    while len(parts) > 1:
-        groups = [parts[low : low + FAN_IN] for low in range(0, len(parts), FAN_IN)]
-        parts = [one[0] if len(one) == 1 else task.remote(_merge, merge, *one) for one in groups]
-    return parts[0]
+class _Tree:
+    """Merges neighbours, level by level, while results are added; `merge` begins a task for some of them."""
+
+    def __init__(self, merge: Callable[..., Any]) -> None:
+        self._merge = merge
+        self._levels: list[list[Any]] = []  # results that wait for neighbours; later ones are in lower levels
+
+    def add(self, part: Any, level: int = 0) -> None:
+        if level == len(self._levels):
+            self._levels.append([])
+        self._levels[level].append(part)
+        if len(self._levels[level]) == FAN_IN:
+            parts, self._levels[level] = self._levels[level], []
+            self.add(self._merge(*parts), level + 1)
+
+    def root(self) -> Any:
+        """All that was added, merged: from the lowest level up, which has the last results."""
+        above: list[Any] = []
+        for parts in self._levels:
+            above = [*parts, *above]
+            if len(above) > 1:
+                above = [self._merge(*above)]
+        return above[0]
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:

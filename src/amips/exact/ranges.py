@@ -5,7 +5,7 @@ are best then follows from the same scores, and ties go to the lower id in every
 does not depend on how many workers there are, or which of them are lost.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +75,12 @@ def swept_on(
     order: NDArray[np.int64] | None,
     shards: Iterable[Floats],
     plan: Plan,
+    moved: Callable[[float], None],
 ) -> Generator[Iterator[tuple[Floats, Ids]]]:
-    """Scores and ids of each block of queries, shard by shard, by the workers of a cluster."""
+    """Scores and ids of each block of queries, shard by shard, by the workers of a cluster.
+
+    `moved` is told, whenever tasks have ended, which part of a shard's work they were.
+    """
     source = shared_source(keys, cluster)
     if source is not None and isinstance(wanted, TopOfCells) and is_address(source.name):
         source = None  # keys of a cell lie all over the file: over a network each would be a request
@@ -97,8 +101,11 @@ def swept_on(
             else:
                 yield sweep_range, reference, queries
 
+    def ended(tasks: int) -> None:
+        moved(tasks / len(ranges))
+
     merge = merge_top if isinstance(wanted, TopKeys) else merge_cells
-    for part in cluster.merged((jobs(x) for x in shards), merge):
+    for part in cluster.merged((jobs(x) for x in shards), merge, ended):
         whole = part if isinstance(wanted, TopKeys) else _all_cells(part, len(wanted.bounds) - 1)
         yield ((whole.scores[rows], whole.ids[rows]) for rows in slices(len(whole.scores), plan.query_block))
 

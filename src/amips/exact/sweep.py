@@ -169,20 +169,30 @@ def _sweep(
         shards = (
             queries.rows(start, start + plan.shard) for start in range(files.done, queries.n, plan.shard)
         )
-        swept = (
-            _swept_here(wanted, keys, order, shards, plan, memory, device)
-            if cluster is None
-            else swept_on(cluster, wanted, keys, order, shards, plan)
-        )
-        with Bar(queries.n, what, " queries", progress, files.done) as shown, closing(swept):
-            for blocks in swept:
-                for block in blocks:
-                    scores, ids = complete(*block)
-                    files.append({"scores": scores, "ids": ids})
-                    shown.update(len(ids))
-                files.commit()
-                if cluster is not None:
-                    cluster.note(shown, started)
+        with Bar(queries.n, what, " queries", progress, files.done) as shown:
+            moved, whole = float(files.done), min(plan.shard, queries.n - files.done)
+
+            def move(part: float) -> None:
+                """Show how far tasks are, which end in any order; the last shard counts as much as any."""
+                nonlocal moved
+                assert cluster is not None
+                moved += part * whole
+                shown.update(min(round(moved), queries.n) - shown.n)
+                cluster.note(shown, started)
+
+            swept = (
+                _swept_here(wanted, keys, order, shards, plan, memory, device)
+                if cluster is None
+                else swept_on(cluster, wanted, keys, order, shards, plan, move)
+            )
+            with closing(swept):
+                for blocks in swept:
+                    for block in blocks:
+                        scores, ids = complete(*block)
+                        files.append({"scores": scores, "ids": ids})
+                        if cluster is None:
+                            shown.update(len(ids))
+                    files.commit()
         result = files.finish()
     return result["scores"], result["ids"]
 

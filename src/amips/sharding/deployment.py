@@ -7,6 +7,7 @@ Every node must see the directory of shards under the same path; a replica that 
 than the one which was made for its shard does not start.
 """
 
+import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -69,32 +70,44 @@ class RayShards:
         return list(answers)
 
     def _ask(self, questions: Sequence[Question], answers: list[Results | str]) -> None:
-        """Put answers, and reasons for there being none, in their places."""
+        """Put answers, and reasons for there being none, in their places.
+
+        Each shard is waited for by a thread of its own, so that one which is silent keeps no other from
+        being asked again. All is sent from here: handles of Ray are not made to be used by several threads.
+        """
         import ray
 
         end = time.monotonic() + self.timeout
-        waiting = dict(enumerate(questions))
-        while waiting:
-            sent = {}
-            for place, question in waiting.items():
+        over: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # which to ask again, or None: that was it
+
+        def wait_for(place: int, response: Any) -> None:
+            answer, again = self._receive(response, end)
+            if answer is not None:
+                answers[place] = answer
+            if again and time.monotonic() + PAUSE < end:
+                time.sleep(PAUSE)
+                over.put(place)
+            else:
+                over.put(None)
+
+        to_send, waiting = list(range(len(questions))), 0
+        while True:
+            for place in to_send:
                 if not ray.is_initialized():  # Ray would begin a cluster of its own
                     answers[place] = "this process has left the Ray cluster"
                     continue
                 try:
-                    sent[place] = self._send(question)
+                    response = self._send(questions[place])
                 except Exception as problem:  # of Ray
                     answers[place] = f"it is not deployed: {_first_line(problem)}"
-            waiting = {}
-            for place, response in sent.items():
-                answer, again = self._receive(response, end)
-                if answer is not None:
-                    answers[place] = answer
-                if again:
-                    waiting[place] = questions[place]
-            if waiting:
-                if time.monotonic() + PAUSE >= end:
-                    break
-                time.sleep(PAUSE)
+                    continue
+                threading.Thread(target=wait_for, args=(place, response), daemon=True).start()
+                waiting += 1
+            if not waiting:
+                return
+            again = over.get()
+            waiting -= 1
+            to_send = [] if again is None else [again]
 
     def _send(self, question: Question) -> Any:
         """The response to come."""

@@ -168,6 +168,7 @@ def _make_cells(
         runs=options.runs,
         seed=options.seed,
         cluster=cluster,
+        progress=options.progress,
     )
 
 
