@@ -463,3 +463,17 @@ def test_a_resumed_run_computes_only_what_is_left(tmp_path, monkeypatch):
         again = top_k(keys, sweep.open_vectors(queries), 5, memory=SMALLEST, out=tmp_path / "broken")
     assert commits[-1] in seen
     assert all(np.array_equal(a, b) for a, b in zip(whole, again, strict=True))
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_the_bar_moves_with_the_keys(resident, tmp_path, monkeypatch, capsys):
+    """A few queries against very many keys are one block: minutes, in which something must be said."""
+    rng = np.random.default_rng(0)
+    keys, x = rng.standard_normal((40_000, 8), np.float32), rng.standard_normal((40, 8), np.float32)
+    np.save(tmp_path / "keys.npy", keys)
+    monkeypatch.setattr("amips.progress.SECONDS", 0.0)
+    monkeypatch.setattr(sweep, "RESIDENT", TILE)
+    top_k(keys if resident else tmp_path / "keys.npy", x, 3, memory=SMALLEST, progress=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if " % of 40 queries" in line]
+    assert len(said) >= 2
+    assert said[-1].startswith("top keys: 100 %")

@@ -37,6 +37,7 @@ MEMORY = 10**9
 QUERY_BLOCK = 1024  # rows of a tile, see reduce.TILE
 LEAST_BLOCK = 16  # where memory is short
 FEW = 4  # threads for which blocks are made small enough
+RESIDENT = 256 * TILE  # keys between two looks at how far it is, where they are in memory; whole tiles
 SHARD_BLOCKS = 16  # query blocks between two commits, at most
 TOP_BYTES, CELL_BYTES = 96, 8  # working memory of a query for each of its k keys, each of its c cells
 
@@ -172,26 +173,25 @@ def _sweep(
         with Bar(queries.n, what, " queries", progress, files.done) as shown:
             moved, whole = float(files.done), min(plan.shard, queries.n - files.done)
 
-            def move(part: float) -> None:
-                """Show how far tasks are, which end in any order; the last shard counts as much as any."""
+            def move(count: float) -> None:
+                """Show that so many queries more are done, or a part of the keys for more of them."""
                 nonlocal moved
-                assert cluster is not None
-                moved += part * whole
+                moved += count
                 shown.update(min(round(moved), queries.n) - shown.n)
-                cluster.note(shown, started)
+                if cluster is not None:
+                    cluster.note(shown, started)
 
+            # Tasks of a cluster end in any order: the last shard counts as much as any.
             swept = (
-                _swept_here(wanted, keys, order, shards, plan, memory, device)
+                _swept_here(wanted, keys, order, shards, plan, memory, device, move)
                 if cluster is None
-                else swept_on(cluster, wanted, keys, order, shards, plan, move)
+                else swept_on(cluster, wanted, keys, order, shards, plan, lambda part: move(part * whole))
             )
             with closing(swept):
                 for blocks in swept:
                     for block in blocks:
                         scores, ids = complete(*block)
                         files.append({"scores": scores, "ids": ids})
-                        if cluster is None:
-                            shown.update(len(ids))
                     files.commit()
         result = files.finish()
     return result["scores"], result["ids"]
@@ -205,8 +205,12 @@ def _swept_here(
     plan: Plan,
     memory: int,
     device: str | None,
+    moved: Callable[[float], None],
 ) -> Generator[Iterator[tuple[Floats, Ids]]]:
-    """Scores and ids of each block of queries, shard by shard, by this process."""
+    """Scores and ids of each block of queries, shard by shard, by this process.
+
+    `moved` is told, after each block of keys, how many queries that would be with all keys.
+    """
     engine: Engine = NumpyEngine(plan.workers)
     if device is not None:
         engine = torch_engine(device, memory, plan.query_block, keys.d)
@@ -215,6 +219,7 @@ def _swept_here(
         blocks = [begin(x[rows]) for rows in slices(len(x), plan.query_block)]
         for first, y in engine.blocks(_key_blocks(keys, order, plan.key_block)):
             engine.feed(blocks, y, first)
+            moved(len(x) * len(y) / (keys.n if order is None else len(order)))
             del y  # before the next one is waited for
         yield (block.finish() for block in blocks)
 
@@ -302,7 +307,7 @@ def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_k
     # given but not on the machine, which may have threads that then stay idle.
     query_block = int(max(LEAST_BLOCK, min(QUERY_BLOCK, queries.n, for_queries // (FEW * block_row))))
     workers = int(max(1, for_queries // (query_block * block_row)))
-    key_block = keys.n if resident else max(TILE, for_keys // key_row)
+    key_block = min(keys.n, RESIDENT) if resident else max(TILE, for_keys // key_row)
     # Large shards: keys that must be read or gathered are so once a shard, and every shard waits for the
     # disk once. But not so large that a killed run loses much.
     blocks = min(SHARD_BLOCKS, max(1, for_queries // (query_block * shard_row)))
@@ -312,7 +317,11 @@ def _plan(keys: Vectors, queries: Vectors, memory: int, per_query: int, copies_k
 def _key_blocks(keys: Vectors, order: NDArray[np.int64] | None, size: int) -> Iterator[tuple[int, Floats]]:
     """(position, rows) over all keys, or over keys[order], at most `size` rows at a time."""
     if order is None:
-        yield from [(0, keys.resident)] if keys.resident is not None else keys.blocks(size)
+        if keys.resident is None:
+            yield from keys.blocks(size)
+            return
+        for start in range(0, keys.n, size):
+            yield start, keys.resident[start : start + size]
         return
     for start in range(0, len(order), size):
         yield start, keys.take(order[start : start + size])
