@@ -19,7 +19,8 @@ from amips.vectors import Floats, unit_rows
 
 MOST_SCANNED = 0.9  # of the keys: beyond, every key may as well be scored
 STEPS = 5  # that the step of the ladder at the target is divided into
-WIDER = 80  # candidates for each result, where codes lose more with fewer than
+WIDER = 80  # candidates for each result, where codes lose more with fewer, and how many times as many
+WIDER_TIMES, WIDEST = 8, 0.01  # ... where they still do, up to this share of the keys for all results
 SPREAD_SAMPLE = 1000  # keys that say how much scores differ
 MARGINS = 64  # in a ladder, at most
 QUARTILES = 1.35  # between which a normal distribution lies, in standard deviations
@@ -69,7 +70,8 @@ def near_target(searcher: Searcher, split: Split, target_recall: float) -> Searc
         points = measure_masses(known, split) if _by_mass(searcher) else measure(known, split)
         return replace(known, points=points + measure_masses(known, split, _between(points, target_recall)))
     points = []
-    for refine in (None, WIDER):
+    widths = [None, *_widths(searcher.n)]
+    for refine in widths:
         rungs = list[Point]()
         for step in range(LOOKS):
             if _by_mass(searcher):
@@ -80,7 +82,7 @@ def near_target(searcher: Searcher, split: Split, target_recall: float) -> Searc
                 rungs += measure(known, split, [probes], refine)
             if rungs[-1].recall_assured(TOP) >= target_recall or _level(rungs):
                 break
-            if refine is None and _lost(routing, rungs[-1]) > 1 - target_recall:
+            if refine != widths[-1] and _lost(routing, rungs[-1]) > 1 - target_recall:
                 break  # however many cells are scanned
         points += rungs
         if rungs[-1].recall_assured(TOP) >= target_recall:
@@ -234,19 +236,35 @@ def _between(points: list[Point], recall: float) -> list[float]:
     return [loose * (tight / loose) ** (step / STEPS) for step in range(1, STEPS)]
 
 
+def _widths(n: int) -> list[int]:
+    """Numbers of candidates for each result to try where codes lose top keys.
+
+    Among more keys more have nearly the same score, and codes tell them apart no better.
+    """
+    widths = [WIDER]
+    while widths[-1] * WIDER_TIMES * TOP <= WIDEST * n:
+        widths.append(widths[-1] * WIDER_TIMES)
+    return widths
+
+
 def _wider(searcher: Searcher, split: Split, points: list[Point]) -> list[Point]:
     """Points with more candidates, where codes lose top keys that were scanned, until all are found."""
     routing = replace(estimate_routing(searcher, split), known_temperature=searcher.temperature)
     masses = sorted((point for point in points if point.min_mass), key=lambda point: -point.min_mass)
-    wide: list[Point] = []
-    for point in masses or points:  # of the stopping rule that is used
-        probing = routing.at_mass(point.min_mass) if masses else routing.at_probes(point.probes)
-        if probing.recall - point.recall10 <= LOSS:
-            continue
-        probes, min_mass = (None, point.min_mass) if masses else (point.probes, None)
-        wide.append(_point(searcher, split, probing, probes, min_mass, WIDER))
-        if all_found(wide[-1]) or _level(wide):
-            break
+    rungs = masses or points  # of the stopping rule that is used
+    wide = list[Point]()
+    for refine in _widths(searcher.n):
+        better = dict[int, Point]()
+        for place, point in enumerate(rungs):
+            probing = routing.at_mass(point.min_mass) if masses else routing.at_probes(point.probes)
+            if probing.recall - point.recall10 <= LOSS:
+                continue
+            probes, min_mass = (None, point.min_mass) if masses else (point.probes, None)
+            better[place] = _point(searcher, split, probing, probes, min_mass, refine)
+            if all_found(better[place]) or _level(list(better.values())):
+                break
+        wide += better.values()
+        rungs = [better.get(place, point) for place, point in enumerate(rungs)]
     return wide
 
 
@@ -290,7 +308,7 @@ def _point(
         ids = unlabelled.search_with(np.asarray(split.queries), TOP, effort)[1]
         hits = (top[:, :, None] == ids[:, None, :]).any(axis=2)
         every_cell = False
-    looks = 2 if _is_coded(searcher) else 1  # with fewer candidates, and with more
+    looks = 1 + len(_widths(searcher.n)) if _is_coded(searcher) else 1  # numbers of candidates to choose from
     scan = searcher.store_for(refine).scan_flops(probing.scanned, TOP)
     return Point(
         math.ceil(probing.probes.mean()),
