@@ -31,8 +31,11 @@ def checked_queries(x: Any, d: int, on_bad: str = "error") -> tuple[Floats, NDAr
         raise VectorError(
             f"queries of type {array.dtype} and shape {list(array.shape)}; this index needs numbers [m, {d}]"
         )
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, which is found below
-        array = np.ascontiguousarray(array, np.float32)
+    if array.dtype != _FLOAT32 or not array.flags.c_contiguous:
+        with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, which is found below
+            array = np.ascontiguousarray(array, np.float32)
+    if math.isfinite(np.vdot(array, array)):  # as a sum of squares is of finite numbers alone; in one call
+        return array, np.zeros(len(array), np.bool_)
     bad = ~np.isfinite(array).all(axis=1)
     if bad.any():
         if on_bad != "skip":

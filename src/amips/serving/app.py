@@ -50,6 +50,7 @@ GONE = 499  # status in the log: the client left
 Answering = Callable[[Request], Awaitable[Response]]
 
 TASK = "amips.task"  # of a scope: what answers the request
+AT_ONCE = "amips.at_once"  # of a scope: writes (status, headers, body) in one piece; False if it cannot
 
 log = logging.getLogger("amips.serving")
 
@@ -121,6 +122,7 @@ class Application:
             return
         start, status = time.perf_counter(), 0
         scope[TASK] = asyncio.current_task()
+        write = scope.pop(AT_ONCE, None)  # which leads back to the scope: not to be left in it as garbage
         self._requests += 1
 
         async def note_status(message: Message) -> None:
@@ -132,7 +134,10 @@ class Application:
         try:
             self._check(scope)
             answer = await self._called(scope)(Request(scope, receive))
-            await answer(scope, receive, note_status)
+            if write is not None and write(answer.status_code, answer.raw_headers, answer.body):
+                status = answer.status_code
+            else:
+                await answer(scope, receive, note_status)
         except ClientGone:
             status = GONE
         except asyncio.CancelledError:
