@@ -125,21 +125,23 @@ def write_at_once(cycle: Any, status: int, headers: list[tuple[bytes, bytes]], b
     return True
 
 
-def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+def serve(settings: Settings, announce: Callable[[str], None], service: Service | None = None) -> None:
     """Serve a bundle until SIGTERM or SIGINT; SIGHUP takes in what is new.
 
     Args:
         announce: is called with a line for a person when it listens.
+        service: of another index, in the place of that of the bundle; in one process.
     """
     read_tokens(settings)  # what is wrong is said before anything is loaded
-    check_place(settings)
+    if service is None:
+        check_place(settings)
     log_as_json()
     listening = _socket(settings)
     host, port = listening.getsockname()[:2]
     line = f"{settings.bundle}: http://{f'[{host}]' if ':' in host else host}:{port}"
     _allow_connections()
-    if settings.workers == 1:
-        _serve_alone(settings, listening, partial(announce, line))
+    if settings.workers == 1 or service is not None:
+        _serve_alone(settings, service or Service.of(settings), listening, partial(announce, line))
         return
     with tempfile.TemporaryDirectory(prefix="amips-metrics-") as directory:
         os.environ[DIRECTORY] = directory
@@ -162,9 +164,10 @@ def _tune_python() -> None:
     gc.set_threshold(YOUNG)
 
 
-def _serve_alone(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
+def _serve_alone(
+    settings: Settings, service: Service, listening: socket.socket, announce: Callable[[], None]
+) -> None:
     _tune_python()
-    service = Service.of(settings)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is loaded is the newest
     service.open()  # before anyone can ask; what is wrong is an error of this command
     app = _application(settings, service)
