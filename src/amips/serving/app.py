@@ -21,7 +21,7 @@ from amips.serving.logs import RequestLog
 from amips.serving.openapi import document
 from amips.serving.pages import page
 from amips.serving.prometheus import CONTENT_TYPE
-from amips.serving.refusals import CONFLICT, ClientGone, Refused, busy
+from amips.serving.refusals import CONFLICT, WRONG_TYPE, ClientGone, Refused, busy
 from amips.serving.requests import (
     JSON,
     RAW,
@@ -45,6 +45,7 @@ CHANGES = {
 }
 WRITE = {*CHANGES, "/reload"}
 MOST_REQUESTS = 4096  # at a time
+IDENTITY = b"identity"
 GONE = 499  # status in the log: the client left
 
 Answering = Callable[[Request], Awaitable[Response]]
@@ -164,6 +165,8 @@ class Application:
         self._tokens.check(headers.get(b"authorization", b""), write=path in WRITE)
         if path not in self._calls:
             raise HTTPException(404)
+        if headers.get(b"content-encoding", IDENTITY) != IDENTITY:
+            raise Refused(WRONG_TYPE, "a body that is encoded (content-encoding): send it as it is")
         self._check_loaded()
 
     def _called(self, scope: Scope) -> Answering:
@@ -247,7 +250,15 @@ class Application:
         body = await self._bodies.read(request.headers, request.receive)
         service, path = self.service, request.scope["path"]
         kind = content_type(request.headers)
-        parse = partial(change_request, body, kind, CHANGES[path], service.index.d, service.limits)
+        parse = partial(
+            change_request,
+            body,
+            kind,
+            CHANGES[path],
+            service.index.d,
+            service.limits,
+            needs_ids=path != "/add",
+        )
         wanted = parse() if len(body) < LARGE else await self._aside.run(parse)
         answer: dict[str, Any] = {}
         if path == "/add":

@@ -1,6 +1,7 @@
 """`amips serve`: sockets, processes and signals around the application."""
 
 import asyncio
+import atexit
 import gc
 import logging
 import os
@@ -90,6 +91,9 @@ class ClientProtocol(HttpToolsProtocol):
         self._due.cancel()
         super().on_message_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as if it had not asked for another protocol: nothing to tell anyone."""
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.scope[AT_ONCE] = partial(write_at_once, cycle)
         super()._start_asgi_task(cycle, app)
@@ -161,6 +165,7 @@ def _tune_python() -> None:
     sys.setswitchinterval(SWITCH)
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # modules are taken apart at the end, which frees what they hold
     gc.set_threshold(YOUNG)
 
 
