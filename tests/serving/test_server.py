@@ -18,8 +18,9 @@ import pytest
 import uvicorn
 
 import amips
+from amips.errors import AmipsError
 from amips.serving import Application, Service, Settings
-from amips.serving.server import ClientProtocol, _config
+from amips.serving.server import ClientProtocol, _config, listen
 from serving_helpers import READ, WRITE, served
 
 SEARCH = (
@@ -225,6 +226,8 @@ def test_tokens_come_from_files_and_the_environment(own_bundle, tmp_path, x):
         (["--token-file", "nowhere"], {}, "nowhere does not exist"),
         (["--workers", "0"], {}, "workers=0"),
         (["--queue", "5"], {}, "queue=5"),
+        (["--timeout", "nan"], {}, "timeout=nan"),
+        (["--client-timeout", "1e99"], {}, "client-timeout=1e+99"),
         (["--host", "no.such.host.invalid"], {"AMIPS_TOKEN": READ}, "cannot listen on"),
     ],
 )
@@ -238,6 +241,18 @@ def test_no_bundle_and_a_port_that_is_taken(bundle, tmp_path, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "cannot listen on" in start(monkeypatch, bundle, "--port", taken.getsockname()[1])
+
+
+def test_a_port_that_is_taken_while_the_bundle_is_loaded(bundle):
+    first, second = (socket.socket() for _ in range(2))
+    with first, second:
+        for one in (first, second):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.0.0.1", 0))
+        second.bind(first.getsockname())
+        first.listen()
+        with pytest.raises(AmipsError, match=r"cannot listen on .*:8000: Address already in use"):
+            listen(second, Settings(bundle))
 
 
 def start(monkeypatch, *options, **environment):

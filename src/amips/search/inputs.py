@@ -49,7 +49,8 @@ def checked_queries(
         if on_bad != "skip":
             row = int(np.flatnonzero(bad)[0])
             hint = "" if on_bad is None else ', or pass on_bad="skip"'
-            raise VectorError(f"{'query' if name == 'queries' else name} {row} is not finite; repair it{hint}")
+            what = "query" if name == "queries" else f"{name}: row"
+            raise VectorError(f"{what} {row} is not finite; repair it{hint}")
         array = np.where(bad[:, None], np.float32(0), array)
     return array, bad
 

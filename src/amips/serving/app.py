@@ -167,6 +167,9 @@ class Application:
             raise HTTPException(404)
         if headers.get(b"content-encoding", IDENTITY) != IDENTITY:
             raise Refused(WRONG_TYPE, "a body that is encoded (content-encoding): send it as it is")
+        if scope["method"] == "POST" and b"upgrade" in headers.get(b"connection", b"").lower():
+            # The parser of HTTP takes the body for one of another protocol.
+            raise Refused(WRONG_TYPE, "this service speaks HTTP/1.1: leave out the header upgrade")
         self._check_loaded()
 
     def _called(self, scope: Scope) -> Answering:

@@ -150,7 +150,7 @@ def serve(settings: Settings, announce: Callable[[str], None], service: Service 
     with tempfile.TemporaryDirectory(prefix="amips-metrics-") as directory:
         os.environ[DIRECTORY] = directory
         config = _config(settings, partial(make_app, settings), factory=True, workers=settings.workers)
-        listening.listen(BACKLOG)
+        listen(listening, settings)
         _end_quietly()
         announce(f"{line}, {settings.workers} workers")
         Workers(config, [listening]).run()
@@ -176,7 +176,7 @@ def _serve_alone(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is loaded is the newest
     service.open()  # before anyone can ask; what is wrong is an error of this command
     app = _application(settings, service)
-    listening.listen(BACKLOG)  # whoever reads the line can connect
+    listen(listening, settings)  # whoever reads the line can connect
     _end_quietly()
     announce()
     uvicorn.Server(_config(settings, app)).run([listening])
@@ -265,10 +265,21 @@ def _socket(settings: Settings) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds)
         listening.bind(address)
     except OSError as problem:
-        reason = problem.strerror or str(problem)
-        raise AmipsError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+        raise _cannot_listen(settings, problem) from None
     listening.set_inheritable(True)
     return listening
+
+
+def listen(listening: socket.socket, settings: Settings) -> None:
+    """Let clients connect; another process may have begun to, since the socket was bound."""
+    try:
+        listening.listen(BACKLOG)
+    except OSError as problem:
+        raise _cannot_listen(settings, problem) from None
+
+
+def _cannot_listen(settings: Settings, problem: OSError) -> AmipsError:
+    return AmipsError(f"cannot listen on {settings.host}:{settings.port}: {problem.strerror or str(problem)}")
 
 
 def _files() -> int:
