@@ -159,6 +159,9 @@ def test_a_store_has_one_similarity(tmp_path):
     DocumentIndex(tmp_path / "store", similarity="dot").close()
     with pytest.raises(amips.BundleError, match="similarity='dot'"):
         DocumentIndex(tmp_path / "store")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(amips.BundleError, match="cannot be made: Not a directory"):
+        DocumentIndex(tmp_path / "file" / "store")
 
 
 @pytest.mark.parametrize(

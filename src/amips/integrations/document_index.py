@@ -328,5 +328,8 @@ def _checked_place(path: str | Path) -> Path:
     if place.is_dir() and "bundle" in manifest_kinds(place):
         raise BundleError(f"{place} is a bundle: from_bundle makes a store of it")
     check_output(place, BundleError, what="a store of documents", marks=[DOCUMENTS])
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BundleError(f"{place} cannot be made: {problem.strerror}") from None
     return place.absolute()
