@@ -84,6 +84,7 @@ def test_every_operator(store, filter, expected):
         ({"year": {"$gt": [1]}}, "compares with a list"),
         ({"year": {"$between": 3}}, "does not take 3"),
         ({"lang": {"$in": "en"}}, "does not take 'en'"),
+        ({"lang": {"$like": 5}}, "does not take 5"),
         ({"$and": 5}, "expected a list of filters"),
         ({"$or": {"lang": "en"}}, "expected a list of filters"),
         ({5: 1}, "5 is no name of a field"),

@@ -37,8 +37,8 @@ _FIELD_OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
     "$exists": lambda field, value: Exists(field) if value else Not(Exists(field)),
     "$between": lambda field, value: _between(field, *value),
     "$contains": lambda field, value: Has(field, scalar(value)),
-    "$like": lambda field, value: Matches(field, value, like=True),
-    "$ilike": lambda field, value: Matches(field, value, ignore_case=True, like=True),
+    "$like": lambda field, value: Matches(field, _text(value), like=True),
+    "$ilike": lambda field, value: Matches(field, _text(value), ignore_case=True, like=True),
 }
 
 
@@ -82,6 +82,12 @@ def _operation(field: str, operator: str, value: Any) -> Condition:
 
 def _listed(value: Any) -> Any:
     if isinstance(value, str | dict):  # which would be taken apart
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise TypeError
     return value
 
