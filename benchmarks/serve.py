@@ -41,7 +41,7 @@ from amips import backends, exact
 from amips.design import Design
 from amips.nets import Linear
 from amips.search import recalls
-from amips.serving import Application, RequestLog, Service
+from amips.serving import Service, Settings, serve
 from amips.vectors import Floats
 
 RECALL, TOP, HELD_OUT, CONNECTIONS, ROUNDS = 0.95, 10, 2000, 64, 3
@@ -117,11 +117,8 @@ class Hnsw:
 
 def serve_hnsw(work: Path, port: int, batching: bool) -> None:
     """Serve it, in this process."""
-    import uvicorn
-
     service = Service(lambda: Hnsw(work), batching=batching, threads=1)
-    app = Application(service, local=True, requests_log=RequestLog())
-    uvicorn.run(app, port=port, log_level="warning", access_log=False)
+    serve(Settings(work / "hnsw", port=port), print, service)
 
 
 @contextmanager

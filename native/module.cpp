@@ -214,6 +214,8 @@ class Scanner {
 #define AS_IT_IS nb::arg().noconvert()
 
 NB_MODULE(_native, module) {
+  // What a program holds to its very end, in a thread for example, is no defect that its user has to read of.
+  nb::set_leak_warnings(false);
   nb::class_<Walker>(module, "Walker")
       .def(nb::init<int64_t, Array<int32_t>, Array<int32_t>, Array<float>, int, Array<uint8_t>, Array<uint8_t>, int64_t,
                     Array<float>, Array<int8_t>, Array<float>, Array<float>, float, Array<uint32_t>>(),

@@ -3,7 +3,7 @@
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from amips.vectors import Floats
 
 RAW = "application/octet-stream"
 AGAIN = (429, 502, 503, 504)  # statuses after which a request that changes nothing may be sent again
+LONGEST_IN_ADDRESS = 4000  # characters of a condition
 LONGEST_WAIT = 30.0  # seconds between two tries, whatever the service says
 
 
@@ -39,9 +40,10 @@ def connect(
         retries: tries after the first, of what changes nothing: searches, and what is only looked up.
         transport: of httpx, in place of its own.
     """
-    parts = urlsplit(address) if isinstance(address, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_address(address):
         raise refused("address", address, "one such as http://127.0.0.1:8000")
+    token = _token("token", os.environ.get("AMIPS_TOKEN") if token is None else token)
+    changing = os.environ.get("AMIPS_WRITE_TOKEN") if write_token is None else write_token
     return RemoteIndex(
         httpx.Client(
             base_url=address,
@@ -49,8 +51,8 @@ def connect(
             transport=transport,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         ),
-        token if token is not None else os.environ.get("AMIPS_TOKEN"),
-        write_token if write_token is not None else os.environ.get("AMIPS_WRITE_TOKEN"),
+        token,
+        _token("write_token", changing),
         check_whole("retries", retries, 0),
     )
 
@@ -89,12 +91,12 @@ class RemoteIndex:
     @property
     def d(self) -> int:
         """The dimension."""
-        return int(self._known["d"])
+        return int(self._value(self._known, "d"))
 
     @property
     def n(self) -> int:
         """The number of keys that can be found now."""
-        return int(self.info["n"])
+        return int(self._value(self.info, "n"))
 
     def __len__(self) -> int:
         return self.n
@@ -123,24 +125,26 @@ class RemoteIndex:
         """
         rows = _rows(x)
         options: dict[str, Any] = {"k": check_whole("k", k, 1), "recall": recall, "probes": probes}
+        if where is not None and not isinstance(where, str):
+            raise refused("where", where, "a condition as text")
         options |= {"min_mass": min_mass, "margin": margin, "where": where}
         if check_flag("best_effort", best_effort):
             options["best_effort"] = True
         options = {name: _plain(value) for name, value in options.items() if value is not None}
         if filter is not None:
-            options["filter"] = np.asarray(filter).tolist()
+            options["filter"] = _chosen(filter)
         if not len(rows):
             return np.empty((0, options["k"]), np.float32), np.empty((0, options["k"]), np.int64)
-        limits = self._known["limits"]
+        limits = self._value(self._known, "limits")
         step = max(1, min(int(limits["rows"]), int(limits["body"]) // max(1, 4 * rows.shape[1])))
-        if filter is not None:  # in JSON, in which a number takes 20 bytes or so
+        if _in_json(options):  # in which a number takes 20 bytes or so
             step = max(1, step // 8)
         parts = [self._search(rows[low : low + step], options) for low in range(0, len(rows), step)]
         scores, ids = zip(*parts, strict=True)
         return np.concatenate(scores), np.concatenate(ids)
 
     def _search(self, rows: Floats, options: dict[str, Any]) -> tuple[Floats, NDArray[Any]]:
-        if "filter" in options:
+        if _in_json(options):
             answer = self._send(
                 "POST", "/search", json={**options, "queries": rows.tolist()}, headers={"accept": RAW}
             )
@@ -166,7 +170,7 @@ class RemoteIndex:
     def ask(self, question: str, k: int = 5, **options: Any) -> list[dict[str, Any]]:
         """The texts that answer a question, best first: score, id, title, text."""
         answer = self._send("POST", "/ask", json={"question": question, "k": k, **options})
-        hits: list[dict[str, Any]] = self._json(answer)["hits"]
+        hits: list[dict[str, Any]] = self._value(self._json(answer), "hits")
         return hits
 
     def add(self, keys: Any, ids: Any = None, *, attributes: Any = None) -> NDArray[Any]:
@@ -180,12 +184,12 @@ class RemoteIndex:
             body["headers"] = {"content-type": RAW}
         else:
             body = {"json": self._change(rows, ids, attributes)}
-        return np.array(self._json(self._send("POST", "/add", write=True, **body))["ids"])
+        return np.array(self._value(self._json(self._send("POST", "/add", write=True, **body)), "ids"))
 
     def remove(self, ids: Any) -> int:
         """Remove keys by their ids; how many there were."""
         answer = self._send("POST", "/remove", write=True, json=self._change(None, ids, None))
-        return int(self._json(answer)["removed"])
+        return int(self._value(self._json(answer), "removed"))
 
     def update(self, ids: Any, keys: Any, *, attributes: Any = None) -> None:
         """Put other keys in the place of those with these ids."""
@@ -193,21 +197,25 @@ class RemoteIndex:
 
     def reload(self) -> bool:
         """Have the service take in what others changed in its bundle; whether there was anything."""
-        changed = bool(self._json(self._send("POST", "/reload", write=True))["changed"])
+        changed = bool(self._value(self._json(self._send("POST", "/reload", write=True)), "changed"))
         self._facts = None
         return changed
 
     @staticmethod
     def _change(keys: Floats | None, ids: Any, attributes: Any) -> dict[str, Any]:
+        if keys is not None and not np.isfinite(keys).all():  # which JSON has no words for
+            raise VectorError(f"key {int(np.argmin(np.isfinite(keys).all(axis=1)))} is not finite; repair it")
         body: dict[str, Any] = {} if keys is None else {"keys": keys.tolist()}
         if ids is not None:
             body["ids"] = np.atleast_1d(np.asarray(ids)).tolist()
         if attributes is not None:
-            body["attributes"] = {name: list(values) for name, values in attributes.items()}
+            body["attributes"] = _columns(attributes)
         return body
 
     def _send(self, method: str, path: str, *, write: bool = False, **content: Any) -> httpx.Response:
         """An answer of status 200; AmipsError in one line of anything else."""
+        if self._http.is_closed:
+            raise AmipsError(f"the connection to {self._http.base_url} is closed: amips.connect again")
         token = self._write_token if write else self._token
         headers = content.pop("headers", {}) | ({} if token is None else {"authorization": f"Bearer {token}"})
         for left in range(self._retries, -1, -1):
@@ -249,6 +257,11 @@ class RemoteIndex:
             raise AmipsError(f"{self._http.base_url} is not a service of amips: it answered no JSON object")
         return values
 
+    def _value(self, values: dict[str, Any], name: str) -> Any:
+        if name not in values:
+            raise AmipsError(f"{self._http.base_url} is not a service of amips: it answered without {name!r}")
+        return values[name]
+
     def __repr__(self) -> str:
         return f"<RemoteIndex at {self._http.base_url}>"
 
@@ -264,6 +277,51 @@ def _rows(x: Any) -> Floats:
     if rows.ndim != 2 or not rows.shape[1]:
         raise VectorError(f"vectors of shape {list(rows.shape)}: expected [m, d]")
     return rows
+
+
+def _is_address(address: Any) -> bool:
+    try:
+        parts = urlsplit(address)
+        plain = parts.port is None or parts.port > 0  # of a wrong port, ValueError
+    except (ValueError, TypeError, AttributeError):
+        return False
+    known = isinstance(address, str) and parts.scheme in ("http", "https") and bool(parts.hostname)
+    return known and plain and not parts.query and not parts.fragment
+
+
+def _token(name: str, token: Any) -> str | None:
+    """A token that a header can have; what is wrong is said without it."""
+    if token is None:
+        return None
+    if not isinstance(token, str) or not token.strip().isascii() or not token.strip().isprintable():
+        raise AmipsError(f"{name}: expected one word, without accents")
+    return token.strip() or None
+
+
+def _chosen(chosen: Any) -> list[Any]:
+    """A filter as a list of truth values or ids."""
+    try:
+        values = np.asarray(chosen)
+    except ValueError:
+        values = np.empty((0, 0))
+    plain: list[Any] = values.tolist() if values.ndim == 1 else [None]
+    if not all(isinstance(value, int | str) for value in plain):
+        raise AmipsError("filter: expected a mask, or ids, all whole numbers or all strings")
+    return plain
+
+
+def _columns(attributes: Any) -> dict[str, list[Any]]:
+    """Attributes as lists; those of an Arrow table, too."""
+    if hasattr(attributes, "to_pydict"):
+        attributes = attributes.to_pydict()
+    if not isinstance(attributes, Mapping):
+        raise refused("attributes", attributes, "a list of values by the name of a column")
+    return {str(name): [_plain(value) for value in values] for name, values in attributes.items()}
+
+
+def _in_json(options: dict[str, Any]) -> bool:
+    """Whether the options are too many for an address."""
+    return "filter" in options or len(options.get("where", "")) > LONGEST_IN_ADDRESS
 
 
 def _from_bytes(content: bytes, shape: tuple[int, int]) -> tuple[Floats, NDArray[Any]]:

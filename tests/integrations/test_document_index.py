@@ -137,14 +137,15 @@ def test_nothing_is_recorded_unless_asked_for(small, tmp_path, monkeypatch):
     ("call", "message"),
     [
         (lambda store: store.search(np.ones(5)), "needs numbers"),
-        (lambda store: store.search(np.full(8, np.nan)), "NaN|finite"),
+        (lambda store: store.search(np.full(8, np.nan)), "not finite; repair it$"),
+        (lambda store: store.search(np.ones(8), recall=5), "recall=5"),
         (lambda store: store.search(np.ones(8), k=-1), "k=-1"),
         (lambda store: store.write([StoredDocument("a", "", {}, np.ones(3, np.float32))]), "shape"),
         (lambda store: store.write([StoredDocument("a", "", {"x": object()})]), "JSON"),
         (lambda store: store.fit(np.ones((9, 8), np.float32)), "40 documents"),
         (lambda store: store.write([], duplicates="maybe"), "duplicates='maybe'"),
     ],
-    ids=["dimension", "nan", "k", "shape", "metadata", "few", "duplicates"],
+    ids=["dimension", "nan", "recall", "k", "shape", "metadata", "few", "duplicates"],
 )
 def test_errors_are_one_line_and_change_nothing(small, call, message):
     with DocumentIndex() as store:
@@ -159,6 +160,9 @@ def test_a_store_has_one_similarity(tmp_path):
     DocumentIndex(tmp_path / "store", similarity="dot").close()
     with pytest.raises(amips.BundleError, match="similarity='dot'"):
         DocumentIndex(tmp_path / "store")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(amips.BundleError, match="cannot be made: Not a directory"):
+        DocumentIndex(tmp_path / "file" / "store")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("haystack")  # needs Python 3.11
 from haystack import Document
 from haystack.document_stores.errors import DuplicateDocumentError
+from haystack.errors import FilterError
 from haystack.testing import document_store as suites
 from haystack.testing import document_store_async as async_suites
 
@@ -105,3 +106,15 @@ async def test_the_retriever_filters_and_scales(retriever):
 def test_a_retriever_needs_a_store_of_its_own():
     with pytest.raises(TypeError, match="not an AmipsDocumentStore"):
         AmipsEmbeddingRetriever("store")
+
+
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ({"operator": "AND", "conditions": 5}, "expected a list of filters"),
+        ({"field": 5, "operator": "==", "value": 1}, "expected a name"),
+    ],
+)
+def test_a_wrong_filter_is_an_error_of_haystack(retriever, filters, words):
+    with pytest.raises(FilterError, match=words):
+        retriever.document_store.filter_documents(filters)

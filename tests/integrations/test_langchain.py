@@ -83,6 +83,11 @@ def test_every_operator(store, filter, expected):
         ({"year": {"$near": 3}}, "not an operator of fields"),
         ({"year": {"$gt": [1]}}, "compares with a list"),
         ({"year": {"$between": 3}}, "does not take 3"),
+        ({"lang": {"$in": "en"}}, "does not take 'en'"),
+        ({"lang": {"$like": 5}}, "does not take 5"),
+        ({"$and": 5}, "expected a list of filters"),
+        ({"$or": {"lang": "en"}}, "expected a list of filters"),
+        ({5: 1}, "5 is no name of a field"),
     ],
     ids=str,
 )
@@ -101,6 +106,16 @@ def test_mmr_takes_what_is_unlike(store):
 def test_deletion_by_filter(store):
     store.delete(filter={"year": {"$lt": 2015}})
     assert [one.id for one in store.similarity_search_by_vector(X, 3)] == ["c"]
+
+
+async def test_every_text_needs_an_id_that_is_text(store):
+    with pytest.raises(amips.AmipsError, match="1 ids for 2 texts"):
+        store.add_texts(["d", "e"], ids=["d"])
+    with pytest.raises(amips.AmipsError, match="1 ids for 2 texts"):
+        await store.aadd_texts(iter(["d", "e"]), ids=["d"])
+    with pytest.raises(amips.AmipsError, match="an id is 5"):
+        store.add_texts(["d"], ids=[5])
+    assert len(store.documents) == 3
 
 
 def test_an_unknown_argument_is_refused(store):

@@ -1,6 +1,7 @@
 """The service over HTTP, within this process: answers, limits, tokens, changes, whatever clients send."""
 
 import asyncio
+import gzip
 import io
 import json
 import re
@@ -185,11 +186,49 @@ def test_bad_addresses(app, x):
             await client.get("/nowhere"),
             await client.post("/ask", json={"question": "why?"}),
             await client.post("/ask", json={"question": 3}),
+            await client.post("/search?k=3&k=4", **raw),
+            *[await client.post("/search", params={"k": k}, **raw) for k in ("1_0", " 5", "\u0665")],
         ]
 
     answers = talk(app, conversation)
-    assert [answer.status_code for answer in answers] == [400, 400, 400, 405, 404, 404, 400]
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 405, 404, 404, 400] + [400] * 4
     assert all(set(answer.json()) == {"error"} for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({"content-encoding": "gzip"}, "content-encoding"),
+        ({"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c"}, "HTTP/1.1"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused_by_name(app, x, head, words):
+    async def conversation(client):
+        return await client.post("/search", content=gzip.compress(x.tobytes()), headers=head)
+
+    answer = talk(app, conversation)
+    assert answer.status_code == 415
+    assert words in answer.json()["error"]
+
+
+def test_what_is_said_of_a_bad_row_is_what_a_client_can_do(own_bundle):
+    app, row = application(own_bundle, tokens=Tokens.of(None, WRITE)), [1e39] * 16
+
+    async def conversation(client):
+        return [
+            await client.post(path, json=body, headers=headers(WRITE))
+            for path, body in (
+                ("/search", {"queries": row}),
+                ("/add", {"keys": [[1.0]]}),
+                ("/update", {"keys": [[1.0] * 16]}),
+            )
+        ]
+
+    search, add, update = (answer.json()["error"] for answer in talk(app, conversation))
+    assert "not finite" in search
+    assert "on_bad" not in search
+    assert add.startswith("keys of type")
+    assert update == '"ids" is missing'
 
 
 def test_a_body_that_is_too_large_is_refused_while_it_comes(bundle):

@@ -5,6 +5,7 @@ import threading
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import amips
@@ -94,6 +95,60 @@ def test_what_is_wrong_is_one_line(index, x, server):
         index.ask("why?")
     with pytest.raises(amips.AmipsError, match="no JSON object"):
         remote(lambda _: httpx.Response(200, text="<p>"))[0].info  # noqa: B018
+    other = remote(lambda _: httpx.Response(200, json={"a": 1}))[0]
+    for call in (
+        lambda: other.n,
+        lambda: other.search(x[0]),
+        lambda: other.add(x[0]),
+        lambda: other.ask("?"),
+    ):
+        with pytest.raises(amips.AmipsError, match="is not a service of amips"):
+            call()
+    other.close()
+    with pytest.raises(amips.AmipsError, match="connect again"):
+        other.info  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "address", ["http://h:abc", "http://h:99999", "http://[::1", "http://h?x=1", "http://"]
+)
+def test_what_is_no_address_is_refused_at_once(address):
+    with pytest.raises(amips.AmipsError, match="address="):
+        amips.connect(address)
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "\xe9" * 20, 5])
+def test_a_token_that_no_header_can_have_is_refused_without_it(token, monkeypatch):
+    with pytest.raises(amips.AmipsError, match=r"^token: expected one word, without accents$"):
+        amips.connect("http://h", token=token)
+    monkeypatch.setenv("AMIPS_TOKEN", "of a file with an end\n")
+    assert amips.connect("http://h")._token == "of a file with an end"
+
+
+def test_arguments_that_cannot_be_sent_are_named(index, x):
+    for chosen in ({1, 2}, [1.5], [None], [[1], [1, 2]], 3, object()):
+        with pytest.raises(amips.AmipsError, match="filter: expected a mask, or ids"):
+            index.search(x[0], filter=chosen)
+    with pytest.raises(amips.AmipsError, match="where=5"):
+        index.search(x[0], where=5)
+    with pytest.raises(amips.AmipsError, match="attributes="):
+        index.add(x[:1], attributes=[1])
+    with pytest.raises(amips.VectorError, match="key 1 is not finite"):
+        index.add([x[0], np.full(16, np.nan)], [700, 701])
+
+
+def test_long_conditions_and_columns_of_other_libraries_are_sent(index, own_bundle, x):
+    long = "price in (" + ", ".join(map(str, range(0, 600, 2))) + ", 4000" * 700 + ")"
+    assert (index.search(x[:3], where=long)[1] % 2 == 0).all()
+    with pytest.raises(amips.AmipsError, match="characters: expected at most"):
+        index.search(x[0], where="x" * 200_000)
+    with (
+        served(own_bundle, AMIPS_WRITE_TOKEN=WRITE) as server,
+        amips.connect(server.address, write_token=WRITE) as own,
+    ):
+        assert own.add(x[:1], attributes={"price": np.array([7001])}).tolist() == [600]
+        assert own.add(x[:1], attributes=pa.table({"price": [7002]})).tolist() == [601]
+        assert own.search(x[0], k=2, where="price > 7000")[1].tolist() == [[600, 601]]
 
 
 def test_keys_come_and_go(own_bundle, x):

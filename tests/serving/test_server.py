@@ -1,5 +1,6 @@
 """`amips serve` as a process: signals, slow clients, workers, tokens, what is refused at the start."""
 
+import gc
 import json
 import signal
 import socket
@@ -9,12 +10,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 
 import amips
+from amips.errors import AmipsError
+from amips.serving import Application, Service, Settings
+from amips.serving.server import ClientProtocol, _config, listen
 from serving_helpers import READ, WRITE, served
 
 SEARCH = (
@@ -220,6 +226,8 @@ def test_tokens_come_from_files_and_the_environment(own_bundle, tmp_path, x):
         (["--token-file", "nowhere"], {}, "nowhere does not exist"),
         (["--workers", "0"], {}, "workers=0"),
         (["--queue", "5"], {}, "queue=5"),
+        (["--timeout", "nan"], {}, "timeout=nan"),
+        (["--client-timeout", "1e99"], {}, "client-timeout=1e+99"),
         (["--host", "no.such.host.invalid"], {"AMIPS_TOKEN": READ}, "cannot listen on"),
     ],
 )
@@ -233,6 +241,18 @@ def test_no_bundle_and_a_port_that_is_taken(bundle, tmp_path, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "cannot listen on" in start(monkeypatch, bundle, "--port", taken.getsockname()[1])
+
+
+def test_a_port_that_is_taken_while_the_bundle_is_loaded(bundle):
+    first, second = (socket.socket() for _ in range(2))
+    with first, second:
+        for one in (first, second):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.0.0.1", 0))
+        second.bind(first.getsockname())
+        first.listen()
+        with pytest.raises(AmipsError, match=r"cannot listen on .*:8000: Address already in use"):
+            listen(second, Settings(bundle))
 
 
 def start(monkeypatch, *options, **environment):
@@ -253,3 +273,66 @@ def test_a_dimension_is_kept_apart_from_others(server, x):
     answer = httpx.post(f"{server.address}/search", json={"queries": np.ones((2, 17)).tolist()})
     assert answer.status_code == 400
     assert "[m, 16]" in answer.json()["error"]
+
+
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n%b\r\n"
+
+
+def test_requests_that_come_at_once_are_answered_in_turn(server, x):
+    body = json.dumps({"queries": x[:2].tolist()}).encode()
+    search = SEARCH.format(len(body)).encode() + body
+    head = GET.replace(b"GET", b"HEAD") % b""
+    with connected(server, search + GET % b"" + head + search + GET % b"connection: close\r\n") as client:
+        answers = everything(client).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200"] * 5
+    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in answers]
+    assert json.loads(bodies[0]) == json.loads(bodies[3])
+    assert bodies[1] == bodies[4] == b'{"status": "ready"}'
+    assert bodies[2] == b""
+    assert all(answer.count(b"\r\ndate: ") == 1 for answer in answers)
+
+
+def test_an_answer_is_one_write_and_requests_leave_no_garbage(bundle):
+    settings = Settings(bundle)
+    service = Service.of(settings)
+    service.open()
+    writes = []
+
+    class Protocol(ClientProtocol):
+        def connection_made(self, transport):
+            super().connection_made(Written(transport))
+
+    class Written:
+        def __init__(self, transport):
+            self.transport = transport
+
+        def __getattr__(self, name):
+            return getattr(self.transport, name)
+
+        def write(self, data):
+            writes.append(data)
+            self.transport.write(data)
+
+    config = _config(settings, Application(service))
+    config.http_protocol_class = config.http = partial(Protocol, seconds=5)
+    own = uvicorn.Server(config)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=own.run, args=([listening],))
+    thread.start()
+    until(lambda: own.started)
+    with socket.create_connection(listening.getsockname(), timeout=20) as client:
+        client.sendall(GET % b"")
+        client.recv(1 << 16)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                client.sendall(GET % b"")
+                assert client.recv(1 << 16).endswith(b'{"status": "ready"}')
+            assert gc.collect() < 50  # what has to be searched for stops every thread
+        finally:
+            gc.enable()
+    own.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(writes) == 51

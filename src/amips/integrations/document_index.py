@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from amips.arguments import check_choice, check_whole
+from amips.arguments import check_choice, check_recall, check_whole
 from amips.errors import AmipsError, BundleError, VectorError
 from amips.files import check_output, local, manifest_kinds
 from amips.fitting import fit
@@ -177,6 +177,8 @@ class DocumentIndex:
             recall: as of `Index.search`; as long as nothing was fitted it is 1.
         """
         k = check_whole("k", k, 0)
+        if recall is not None:
+            check_recall(recall)
         self._refresh()
         keys, chosen = self.keys.current, None
         if ids is not None:
@@ -185,7 +187,7 @@ class DocumentIndex:
             chosen = self._keyed(self.documents.version, condition)
         if keys.d is None or not k or (chosen is not None and not len(chosen)):
             return []
-        query = self.keys.prepared(checked_queries(x, keys.d)[0])
+        query = self.keys.prepared(checked_queries(x, keys.d, None)[0])
         if len(query) != 1:
             raise VectorError(f"{len(query)} queries: a store is asked one at a time")
         options: dict[str, Any] = {} if chosen is None else {"filter": chosen}
@@ -328,5 +330,8 @@ def _checked_place(path: str | Path) -> Path:
     if place.is_dir() and "bundle" in manifest_kinds(place):
         raise BundleError(f"{place} is a bundle: from_bundle makes a store of it")
     check_output(place, BundleError, what="a store of documents", marks=[DOCUMENTS])
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BundleError(f"{place} cannot be made: {problem.strerror}") from None
     return place.absolute()

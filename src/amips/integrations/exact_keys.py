@@ -93,7 +93,7 @@ class ExactKeys:
         if not len(state.rows):
             m = 1 if np.ndim(x) == 1 else len(x)
             return np.full((m, k), -np.inf, np.float32), np.full((m, k), -1)
-        x, _ = checked_queries(x, state.rows.shape[1])
+        x, _ = checked_queries(x, state.rows.shape[1], None)
         allowed = state.alive if filter is None else state.alive & np.isin(state.numbers, filter)
         rows, numbers = state.rows, state.numbers
         if GATHER * allowed.sum() < len(rows):

@@ -52,13 +52,17 @@ def _condition(filters: Any) -> Condition:
         raise FilterError(f"a filter is a {type(filters).__name__}: expected a dict")
     if "field" not in filters:
         _check_has(filters, "operator", "conditions")
+        if not isinstance(filters["conditions"], list | tuple):
+            raise FilterError(f"'conditions' is {filters['conditions']!r}: expected a list of filters")
         parts = tuple(_condition(part) for part in filters["conditions"])
         return _known(_JOINTS, filters["operator"])(parts)
     _check_has(filters, "operator", "value")
     return _known(_OPERATORS, filters["operator"])(_field(filters["field"]), plain_value(filters["value"]))
 
 
-def _field(name: str) -> Field:
+def _field(name: Any) -> Field:
+    if not isinstance(name, str):
+        raise FilterError(f"'field' is {name!r}: expected a name, such as meta.year")
     return _COLUMNS[name] if name in _COLUMNS else name.removeprefix("meta.")
 
 

@@ -130,6 +130,28 @@ class AmipsVectorStore(VectorStore):
         """Close the files: the store cannot be used any more."""
         self.documents.close()
 
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts; their ids."""
+        return super().add_texts(_counted(texts, ids), metadatas, ids=ids, **kwargs)
+
+    async def aadd_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """As `add_texts`, with the embedding's own asynchronous method."""
+        return await super().aadd_texts(_counted(texts, ids), metadatas, ids=ids, **kwargs)
+
     def add_documents(
         self, documents: list[Document], *, ids: Sequence[str | None] | None = None, **kwargs: Any
     ) -> list[str]:
@@ -282,7 +304,17 @@ def _with_ids(
     names = [document.id for document in documents] if ids is None else list(ids)
     if len(names) != len(documents):
         raise AmipsError(f"{len(names)} ids for {len(documents)} documents: give one for each")
+    if wrong := [name for name in names if not isinstance(name, str | None)]:
+        raise AmipsError(f"an id is {wrong[0]!r}: expected text")
     return [(one, name or str(uuid.uuid4())) for one, name in zip(documents, names, strict=True)]
+
+
+def _counted(texts: Iterable[str], ids: list[str] | None) -> list[str]:
+    """The texts as a list, as many as ids: LangChain itself leaves out what has no id."""
+    listed = list(texts)
+    if ids is not None and len(ids) != len(listed):
+        raise AmipsError(f"{len(ids)} ids for {len(listed)} texts: give one for each")
+    return listed
 
 
 def _stored(document: Document, name: str, vector: Any = None) -> StoredDocument:

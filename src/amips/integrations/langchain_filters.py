@@ -32,13 +32,13 @@ _ORDERS: dict[str, Operator] = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<
 _FIELD_OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
     "$eq": equal,
     "$ne": lambda field, value: Not(equal(field, value)),
-    "$in": one_of,
-    "$nin": lambda field, value: Not(one_of(field, value)),
+    "$in": lambda field, value: one_of(field, _listed(value)),
+    "$nin": lambda field, value: Not(one_of(field, _listed(value))),
     "$exists": lambda field, value: Exists(field) if value else Not(Exists(field)),
     "$between": lambda field, value: _between(field, *value),
     "$contains": lambda field, value: Has(field, scalar(value)),
-    "$like": lambda field, value: Matches(field, value, like=True),
-    "$ilike": lambda field, value: Matches(field, value, ignore_case=True, like=True),
+    "$like": lambda field, value: Matches(field, _text(value), like=True),
+    "$ilike": lambda field, value: Matches(field, _text(value), ignore_case=True, like=True),
 }
 
 
@@ -50,7 +50,11 @@ def condition_of(filter: Filter | None) -> Condition | None:
         raise AmipsError(f"filter: a {type(filter).__name__}, expected a dict such as {{'lang': 'en'}}")
     parts: list[Condition] = []
     for name, value in filter.items():
+        if not isinstance(name, str):
+            raise AmipsError(f"filter: {name!r} is no name of a field")
         if name in ("$and", "$or"):
+            if not isinstance(value, list | tuple):
+                raise AmipsError(f"filter: {name} does not take {value!r}: expected a list of filters")
             inner = tuple(one for one in map(condition_of, value) if one is not None)
             parts.append(All(inner) if name == "$and" else Some(inner))
         elif name == "$not":
@@ -74,6 +78,18 @@ def _operation(field: str, operator: str, value: Any) -> Condition:
         raise AmipsError(f"filter: {operator} is not an operator of fields: expected {known}") from None
     except TypeError:
         raise AmipsError(f"filter: {operator} does not take {value!r}") from None
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, str | dict):  # which would be taken apart
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def _between(field: str, low: Any, high: Any) -> Condition:

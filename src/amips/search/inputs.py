@@ -18,26 +18,39 @@ BATCH_BYTES = 1 << 28  # working memory of one block of queries
 MOST_FEW = 48  # queries that one compiled call takes: of more, FAISS shares what is read between them
 
 
-def checked_queries(x: Any, d: int, on_bad: str = "error") -> tuple[Floats, NDArray[np.bool_]]:
-    """Queries as contiguous float32 [m, d], bad rows zeroed, and which rows are bad."""
-    check_choice("on_bad", on_bad, ("error", "skip"))
+def checked_queries(
+    x: Any, d: int, on_bad: str | None = "error", name: str = "queries"
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Queries as contiguous float32 [m, d], bad rows zeroed, and which rows are bad.
+
+    Args:
+        on_bad: "error" or "skip"; None is an error for someone who has no such choice.
+        name: of the rows, in errors.
+    """
+    if on_bad is not None:
+        check_choice("on_bad", on_bad, ("error", "skip"))
     try:
         array = np.asarray(x)
     except ValueError:  # rows of different lengths
-        raise VectorError(f"queries are not a table; this index needs numbers [m, {d}]") from None
+        raise VectorError(f"{name} are not a table; this index needs numbers [m, {d}]") from None
     if array.ndim == 1 and array.shape == (d,):
         array = array[None]
     if array.ndim != 2 or array.shape[1] != d or array.dtype.kind not in "fiu":
         raise VectorError(
-            f"queries of type {array.dtype} and shape {list(array.shape)}; this index needs numbers [m, {d}]"
+            f"{name} of type {array.dtype} and shape {list(array.shape)}; this index needs numbers [m, {d}]"
         )
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, which is found below
-        array = np.ascontiguousarray(array, np.float32)
+    if array.dtype != _FLOAT32 or not array.flags.c_contiguous:
+        with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, which is found below
+            array = np.ascontiguousarray(array, np.float32)
+    if math.isfinite(np.vdot(array, array)):  # as a sum of squares is of finite numbers alone; in one call
+        return array, np.zeros(len(array), np.bool_)
     bad = ~np.isfinite(array).all(axis=1)
     if bad.any():
         if on_bad != "skip":
             row = int(np.flatnonzero(bad)[0])
-            raise VectorError(f'query {row} is not finite; repair it, or pass on_bad="skip"')
+            hint = "" if on_bad is None else ', or pass on_bad="skip"'
+            what = "query" if name == "queries" else f"{name}: row"
+            raise VectorError(f"{what} {row} is not finite; repair it{hint}")
         array = np.where(bad[:, None], np.float32(0), array)
     return array, bad
 

@@ -52,7 +52,7 @@ def failure(problem: Exception) -> Response:
     if isinstance(problem, AmipsError | MemoryError):
         answer = refusal(problem)
         # The body may not have been read to its end: no other request can follow it.
-        closing = {"connection": "close"} if answer.status in (401, 403, 413) else {}
+        closing = {"connection": "close"} if answer.status in (401, 403, 413, 415) else {}
         return json_answer({"error": str(answer)}, answer.status, {**answer.headers, **closing})
     log.error("defect", exc_info=problem)
     return json_answer({"error": "a defect of amips: it is in the log of the service"}, BROKEN)

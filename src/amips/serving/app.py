@@ -21,7 +21,7 @@ from amips.serving.logs import RequestLog
 from amips.serving.openapi import document
 from amips.serving.pages import page
 from amips.serving.prometheus import CONTENT_TYPE
-from amips.serving.refusals import CONFLICT, ClientGone, Refused, busy
+from amips.serving.refusals import CONFLICT, WRONG_TYPE, ClientGone, Refused, busy
 from amips.serving.requests import (
     JSON,
     RAW,
@@ -45,11 +45,13 @@ CHANGES = {
 }
 WRITE = {*CHANGES, "/reload"}
 MOST_REQUESTS = 4096  # at a time
+IDENTITY = b"identity"
 GONE = 499  # status in the log: the client left
 
 Answering = Callable[[Request], Awaitable[Response]]
 
 TASK = "amips.task"  # of a scope: what answers the request
+AT_ONCE = "amips.at_once"  # of a scope: writes (status, headers, body) in one piece; False if it cannot
 
 log = logging.getLogger("amips.serving")
 
@@ -121,6 +123,7 @@ class Application:
             return
         start, status = time.perf_counter(), 0
         scope[TASK] = asyncio.current_task()
+        write = scope.pop(AT_ONCE, None)  # which leads back to the scope: not to be left in it as garbage
         self._requests += 1
 
         async def note_status(message: Message) -> None:
@@ -132,7 +135,10 @@ class Application:
         try:
             self._check(scope)
             answer = await self._called(scope)(Request(scope, receive))
-            await answer(scope, receive, note_status)
+            if write is not None and write(answer.status_code, answer.raw_headers, answer.body):
+                status = answer.status_code
+            else:
+                await answer(scope, receive, note_status)
         except ClientGone:
             status = GONE
         except asyncio.CancelledError:
@@ -159,6 +165,11 @@ class Application:
         self._tokens.check(headers.get(b"authorization", b""), write=path in WRITE)
         if path not in self._calls:
             raise HTTPException(404)
+        if headers.get(b"content-encoding", IDENTITY) != IDENTITY:
+            raise Refused(WRONG_TYPE, "a body that is encoded (content-encoding): send it as it is")
+        if scope["method"] == "POST" and b"upgrade" in headers.get(b"connection", b"").lower():
+            # The parser of HTTP takes the body for one of another protocol.
+            raise Refused(WRONG_TYPE, "this service speaks HTTP/1.1: leave out the header upgrade")
         self._check_loaded()
 
     def _called(self, scope: Scope) -> Answering:
@@ -242,7 +253,15 @@ class Application:
         body = await self._bodies.read(request.headers, request.receive)
         service, path = self.service, request.scope["path"]
         kind = content_type(request.headers)
-        parse = partial(change_request, body, kind, CHANGES[path], service.index.d, service.limits)
+        parse = partial(
+            change_request,
+            body,
+            kind,
+            CHANGES[path],
+            service.index.d,
+            service.limits,
+            needs_ids=path != "/add",
+        )
         wanted = parse() if len(body) < LARGE else await self._aside.run(parse)
         answer: dict[str, Any] = {}
         if path == "/add":

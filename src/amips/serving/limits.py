@@ -7,6 +7,7 @@ from typing import Any
 from amips.arguments import check_number, check_whole
 from amips.errors import AmipsError
 
+LONGEST = 86_400.0  # seconds that anything may take
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -34,8 +35,8 @@ class Limits:
         for name in ("k", "rows", "body"):
             check_whole(name, getattr(self, name), 1)
         check_whole("queue", self.queue, self.rows)
-        for name in ("seconds", "client_seconds"):
-            check_number(name, getattr(self, name), above=0)
+        for name, word in (("seconds", "timeout"), ("client_seconds", "client-timeout")):
+            check_number(word, getattr(self, name), above=0, most=LONGEST, what="seconds")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by name."""

@@ -9,6 +9,8 @@ import traceback
 from functools import lru_cache
 from typing import Any
 
+import orjson
+
 
 class JsonFormatter(logging.Formatter):
     """A line of JSON for each record: time, level, event, and the facts that came with it."""
@@ -47,7 +49,7 @@ class RequestLog:
         if not self._lines:
             asyncio.get_running_loop().call_soon(self._write)
         head = f'{{"time": "{_stamp(time.time())}", "level": "info", "event": "request", '
-        self._lines.append(f"{head}{json.dumps(facts)[1:]}\n")
+        self._lines.append(f"{head}{orjson.dumps(facts).decode()[1:]}\n")
 
     def _write(self) -> None:
         lines, self._lines = self._lines, []

@@ -101,7 +101,7 @@ def search_request(
             raise Refused(BAD_REQUEST, "options of a search in JSON stand in its body, not in the address")
     else:
         rows, values = vectors(body, kind, d), {}
-    x, _ = checked_queries(rows, d)
+    x, _ = checked_queries(rows, d, None)
     if not 1 <= len(x) <= limits.rows:
         raise Refused(
             BAD_REQUEST if not len(x) else TOO_LARGE,
@@ -158,11 +158,14 @@ class ChangeRequest:
     attributes: Any
 
 
-def change_request(body: bytes, kind: str, names: frozenset[str], d: int, limits: Limits) -> ChangeRequest:
+def change_request(
+    body: bytes, kind: str, names: frozenset[str], d: int, limits: Limits, *, needs_ids: bool = True
+) -> ChangeRequest:
     """What a client wants to be changed.
 
     Args:
         names: of the fields that this change has.
+        needs_ids: it is of keys that there are.
     """
     if kind != JSON:
         if "keys" not in names:
@@ -172,8 +175,8 @@ def change_request(body: bytes, kind: str, names: frozenset[str], d: int, limits
         values = json_object(body, names)
     keys, ids = values.get("keys"), values.get("ids")
     if "keys" in names:
-        keys, _ = checked_queries(_missing("keys", keys), d)
-    if ids is not None or "keys" not in names:
+        keys, _ = checked_queries(_missing("keys", keys), d, None, "keys")
+    if ids is not None or needs_ids:
         ids = key_ids("ids", _missing("ids", ids))
     count = len(ids if keys is None else keys)  # type: ignore[arg-type]
     if not 1 <= count <= limits.rows:
@@ -206,7 +209,7 @@ def explain_request(
     check_whole("k", options["k"], 1, MOST_EXPLAINED)
     if question is not None:
         return text("question", question, LONGEST_QUESTION), None, options
-    x, _ = checked_queries(query, d)
+    x, _ = checked_queries(query, d, None)
     if len(x) != 1:
         raise Refused(BAD_REQUEST, f"{len(x):,} queries: one at a time is explained")
     return None, x, options
@@ -253,9 +256,12 @@ def _from_query(query: bytes, limits: Limits) -> tuple[Options, float, bool]:
     """As `_with_beside`, of what stands in the address."""
     names = {*BESIDE, *OPTIONS} - {"filter"}
     try:
-        values = dict(parse_qsl(query.decode("latin1"), keep_blank_values=True, max_num_fields=len(names)))
+        pairs = parse_qsl(query.decode("latin1"), keep_blank_values=True, max_num_fields=len(names))
     except ValueError:
         raise Refused(BAD_REQUEST, f"too many options: expected {in_words(names)}") from None
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise Refused(BAD_REQUEST, "an option stands twice in the address: give it once")
     if unknown := set(values) - names:
         hint = "; a filter goes with queries in JSON" if "filter" in unknown else ""
         raise Refused(BAD_REQUEST, f"unknown option {min(unknown)[:60]!r}: expected {in_words(names)}{hint}")
@@ -268,6 +274,8 @@ def _value(word: str) -> Any:
     """A number or a truth value in an address; what is neither stays text, which is refused later."""
     if word in ("true", "false"):
         return word == "true"
+    if not word.isascii() or "_" in word or word != word.strip():  # which Python reads as numbers, too
+        return word
     for kind in (int, float):
         try:
             return kind(word)

@@ -1,6 +1,8 @@
 """`amips serve`: sockets, processes and signals around the application."""
 
 import asyncio
+import atexit
+import gc
 import logging
 import os
 import resource
@@ -13,11 +15,11 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from amips.errors import AmipsError
-from amips.serving.app import Application, give_up
+from amips.serving.app import AT_ONCE, Application, give_up
 from amips.serving.limits import Settings
 from amips.serving.logs import RequestLog, log_as_json
 from amips.serving.opening import check_place
@@ -32,7 +34,9 @@ MOST_CONNECTIONS = 8192
 SPARE_FILES = 128  # that are open beside connections
 MOST_HEAD = 1 << 16  # bytes of the head of a request
 BACKLOG = 1024  # connections that the system keeps until they are taken
-SWITCH = 0.0005  # seconds after which the thread that searches lets the one that reads requests go on
+YOUNG = 10_000  # objects beyond those that were freed, after which Python looks for cycles among the newest
+SHORT = 1 << 16  # bytes of an answer that is copied, to be written with its head
+SWITCH = 0.0002  # seconds after which one thread, of those that search and read, lets the other go on
 _LATE = b'{"error": "the request did not come in time"}'
 LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
 LATE += b"content-length: %d\r\n\r\n%b" % (len(_LATE), _LATE)
@@ -87,6 +91,13 @@ class ClientProtocol(HttpToolsProtocol):
         self._due.cancel()
         super().on_message_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as if it had not asked for another protocol: nothing to tell anyone."""
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        cycle.scope[AT_ONCE] = partial(write_at_once, cycle)
+        super()._start_asgi_task(cycle, app)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone: what it waits for is given up, without a task that watches for this."""
         self._due.cancel()
@@ -101,37 +112,71 @@ class ClientProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+def write_at_once(cycle: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+    """Write an answer, head and body in one call of the system; False if uvicorn has to do it, in two.
+
+    Two calls took a quarter of the time of a short request, and the client's time to read twice.
+    """
+    usual = cycle.keep_alive and not cycle.disconnected and not cycle.flow.write_paused
+    if not usual or len(body) > SHORT or cycle.scope["method"] == "HEAD" or cycle.response_started:
+        return False
+    lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    cycle.transport.write(b"".join((STATUS_LINE[status], *lines, b"\r\n", body)))
+    cycle.message_event.set()
+    cycle.on_response()
+    return True
+
+
+def serve(settings: Settings, announce: Callable[[str], None], service: Service | None = None) -> None:
     """Serve a bundle until SIGTERM or SIGINT; SIGHUP takes in what is new.
 
     Args:
         announce: is called with a line for a person when it listens.
+        service: of another index, in the place of that of the bundle; in one process.
     """
     read_tokens(settings)  # what is wrong is said before anything is loaded
-    check_place(settings)
+    if service is None:
+        check_place(settings)
     log_as_json()
     listening = _socket(settings)
     host, port = listening.getsockname()[:2]
     line = f"{settings.bundle}: http://{f'[{host}]' if ':' in host else host}:{port}"
     _allow_connections()
-    if settings.workers == 1:
-        _serve_alone(settings, listening, partial(announce, line))
+    if settings.workers == 1 or service is not None:
+        _serve_alone(settings, service or Service.of(settings), listening, partial(announce, line))
         return
     with tempfile.TemporaryDirectory(prefix="amips-metrics-") as directory:
         os.environ[DIRECTORY] = directory
         config = _config(settings, partial(make_app, settings), factory=True, workers=settings.workers)
-        listening.listen(BACKLOG)
+        listen(listening, settings)
         _end_quietly()
         announce(f"{line}, {settings.workers} workers")
         Workers(config, [listening]).run()
 
 
-def _serve_alone(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
-    service = Service.of(settings)
+def _tune_python() -> None:
+    """Keep threads from waiting for each other, and for the collector of garbage.
+
+    To look through all modules for cycles stopped every thread for 40 ms, each second or so under load: the
+    slowest of a hundred requests had met it. The index is not frozen, as it may be replaced.
+    """
+    sys.setswitchinterval(SWITCH)
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # modules are taken apart at the end, which frees what they hold
+    gc.set_threshold(YOUNG)
+
+
+def _serve_alone(
+    settings: Settings, service: Service, listening: socket.socket, announce: Callable[[], None]
+) -> None:
+    _tune_python()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is loaded is the newest
     service.open()  # before anyone can ask; what is wrong is an error of this command
     app = _application(settings, service)
-    listening.listen(BACKLOG)  # whoever reads the line can connect
+    listen(listening, settings)  # whoever reads the line can connect
     _end_quietly()
     announce()
     uvicorn.Server(_config(settings, app)).run([listening])
@@ -153,11 +198,11 @@ class Workers(Multiprocess):
 def make_app(settings: Settings) -> Application:
     """The application of one worker, which loads the bundle when it starts."""
     log_as_json()
+    _tune_python()
     return _application(settings, Service.of(settings))
 
 
 def _application(settings: Settings, service: Service) -> Application:
-    sys.setswitchinterval(SWITCH)
     tokens = read_tokens(settings)
     requests_log = RequestLog(failures_only=not settings.log_requests)
     return SignalledApplication(service, tokens, local=settings.local, requests_log=requests_log)
@@ -220,10 +265,21 @@ def _socket(settings: Settings) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds)
         listening.bind(address)
     except OSError as problem:
-        reason = problem.strerror or str(problem)
-        raise AmipsError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+        raise _cannot_listen(settings, problem) from None
     listening.set_inheritable(True)
     return listening
+
+
+def listen(listening: socket.socket, settings: Settings) -> None:
+    """Let clients connect; another process may have begun to, since the socket was bound."""
+    try:
+        listening.listen(BACKLOG)
+    except OSError as problem:
+        raise _cannot_listen(settings, problem) from None
+
+
+def _cannot_listen(settings: Settings, problem: OSError) -> AmipsError:
+    return AmipsError(f"cannot listen on {settings.host}:{settings.port}: {problem.strerror or str(problem)}")
 
 
 def _files() -> int:
