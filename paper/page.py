@@ -63,7 +63,8 @@ The data of `encoders` are 10,000 docstrings of Python packages and sentences ta
 others 100,000 passages of English Wikipedia and 199,490 questions, claims and clues that people wrote, none
 for these passages (all-MiniLM-L6-v2, d = 384). `python -m paper page` writes this page and those behind it
 from the files in `results/`; [how to run the experiments](../paper/README.md). The claims of `routing`,
-`routing128` and `ivf` were stated after their runs, from the stored figures: their pages say how."""
+`routing128` and `ivf`, and what some others came to by their intervals, were stated after the runs, from the
+stored figures: their pages say so."""
 RATIOS = (
     "The paper does not say which queries it trains on. Under one reading, the queries that people wrote, a "
     "network has hundreds of parameters for each and sees it a hundred thousand times: it can know them by "
