@@ -78,9 +78,10 @@ OWN_COST = (
     "another probe, and x with two probes is ahead."
 )
 LARGE = (
-    "The predicted key leads at equal keys scanned, and on FAISS IVF and LeanVec in time; at equal FLOPs "
-    "the prediction of KeyNet S itself, 6.5 % of a full scan, is too much. The smaller XS was tried on "
-    "FAISS IVF alone (`ivf-replica`): what it does on the other backends is not known."
+    "The predicted key leads at equal keys scanned, and on FAISS IVF and LeanVec in time; at equal "
+    "FLOPs the prediction of KeyNet S itself, 6.5 % of a full scan, is too much. The smaller XS was "
+    "tried on FAISS IVF alone (`ivf-replica`), where it is level with x at equal FLOPs: what it does on "
+    "the other backends is not known."
 )
 UNKNOWN = "No experiment here says why."
 UNTESTED = {  # experiments that were run under one split alone

@@ -18,7 +18,7 @@ from amips.vectors import Floats
 from paper.repeats_ways import BATCH, FASTER, FIT, FIT_WITHOUT, RECALL, ROUNDS, times_in_turns
 from paper.workspace import Workspace
 
-ROUTER_TIMES = 3.0  # the minutes of a fit, in those that the scale gives a router
+ROUTER_TIMES = 5.0  # the minutes of a fit, in those that the scale gives a router
 KINDS = ("alone", "among many")
 Values = Mapping[str, Any]
 
