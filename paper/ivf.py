@@ -4,7 +4,8 @@ common probes, as in the paper; then against the front of indexes of all numbers
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,18 +32,19 @@ from amips.bench import (
 from amips.metrics import front
 from amips.task import Task
 from paper import one_index
-from paper.claims import Claim, Finding, claim_values, verdict
+from paper.claims import Claim, Finding, all_of, claim_values, decided, verdict
 from paper.mappers import budget, trained
 from paper.returned import FRACTIONS, at_equal_probes, kinds_of, one_index_ways, search_returned
 from paper.search_runs import (
     CLEARLY,
     ORIGINAL,
+    Lead,
     Query,
     Searched,
     Way,
     lead,
+    lead_chosen_on_val,
     none_if_nan,
-    points,
     search_all,
 )
 from paper.workspace import Workspace
@@ -238,42 +240,77 @@ def compare(searched: Searched[Way], bootstrap: Bootstrap, queries: int) -> list
         queries: how many test queries there are.
     """
     ways: tuple[Query, ...] = ("mapped", "routed")
-    return [*_claims(searched), *(_at_level(searched, query, bootstrap, queries) for query in ways)]
+    return [
+        *_claims(searched, bootstrap),
+        *(_at_level(searched, query, bootstrap, queries) for query in ways),
+    ]
 
 
-def leads(families: Mapping[Way, Family], way: Way) -> dict[Axis, float]:
-    """By how much a way finds more than x at equal cost, where it does most, by axis."""
-    return {axis: lead(families[ORIGINAL], families[way], axis, JUDGED) for axis in AXES}
+def leads(searched: Searched[Way], way: Way, bootstrap: Bootstrap) -> dict[Axis, Lead | None]:
+    """By how much a way finds more than x at equal cost, at the cost where it does most on val, by axis."""
+    base, ours = ({"val": searched.val[one], "test": searched.test[one]} for one in (ORIGINAL, way))
+    return {axis: lead_chosen_on_val(base, ours, axis, JUDGED, bootstrap) for axis in AXES}
 
 
-def _claims(searched: Searched[Way]) -> list[Claim]:
+def _claims(searched: Searched[Way], bootstrap: Bootstrap) -> list[Claim]:
     """That mapped queries lead, and the small networks most."""
 
     def on_val(way: Way) -> float:
-        value = leads(searched.val, way)["flops"]
+        value = lead(searched.val[ORIGINAL], searched.val[way], "flops", JUDGED)
         return -math.inf if math.isnan(value) else value
 
     mapped = [way for way in searched.test if way.query == "mapped"]
     best = max(mapped, key=on_val)
-    ahead = leads(searched.test, best)
-    words = [f"{points(value)} ({AXES[axis]})" for axis, value in ahead.items()]
-    claims = [
-        Claim(
-            "mapped queries lead in the middle of the budgets",
-            WHERE,
-            all(value > CLEARLY for value in ahead.values()),
-            f"FAISS IVF searched with the predicted key (KeyNet {best.size}, the best on val): {JUDGED} "
-            f"minus that of x at equal cost, where it is highest: {', '.join(words)}",
-        )
+    ahead = leads(searched, best, bootstrap)
+    words = [
+        f"{'no cost in common' if one is None else one.text()} ({AXES[axis]})" for axis, one in ahead.items()
     ]
-    if sizes := {way.size for way in mapped} - set(SMALL_SIZES):
-        gains = on_val(best) > 0
-        evidence = f"On val, KeyNet {best.size} " + (
-            "leads most" if gains else "is least behind: no size leads"
-        )
-        reproduced = best.size not in sizes if gains else None
-        claims.append(Claim("the small networks, XS and S, gain most", WHERE, reproduced, evidence))
-    return claims
+    claim = Claim(
+        "mapped queries lead in the middle of the budgets",
+        WHERE,
+        all_of(one is not None and decided(one.low, one.high, CLEARLY) for one in ahead.values()),
+        f"FAISS IVF searched with the predicted key (KeyNet {best.size}, the best on val): {JUDGED} minus "
+        f"that of x at equal cost, at the cost where it leads most on val: {', '.join(words)}",
+        intervals=True,
+    )
+    if (first := ahead["flops"]) is not None:
+        claim = replace(claim, value=first.value, low=first.low, high=first.high)
+    large = [way for way in mapped if way.size not in SMALL_SIZES]
+    return [claim, *([_small_sizes(searched, best, large, on_val, bootstrap)] if large else [])]
+
+
+def _small_sizes(
+    searched: Searched[Way],
+    best: Way,
+    large: list[Way],
+    on_val: Callable[[Way], float],
+    bootstrap: Bootstrap,
+) -> Claim:
+    """Whether a small network surely leads more than every large one.
+
+    Args:
+        best: of all sizes the one that leads most on val.
+    """
+    text = "the small networks, XS and S, gain most"
+    if on_val(best) <= 0:
+        evidence = f"On val, KeyNet {best.size} is least behind: no size leads"
+        return Claim(text, WHERE, None, evidence)
+    rival = max(large, key=on_val)
+    evidence = f"On val, KeyNet {best.size} leads most"
+    ours, theirs = (leads(searched, way, bootstrap)["flops"] for way in (best, rival))
+    if best in large or ours is None or theirs is None:
+        return Claim(text, WHERE, best not in large, evidence)
+    more = Lead(ours.value - theirs.value, ours.draws - theirs.draws)
+    evidence += f"; its lead on test, at equal FLOPs, minus that of KeyNet {rival.size}: {more.text()}"
+    return Claim(
+        text,
+        WHERE,
+        decided(more.low, more.high, 0),
+        evidence,
+        value=more.value,
+        low=more.low,
+        high=more.high,
+    )
 
 
 def _at_level(searched: Searched[Way], query: Query, bootstrap: Bootstrap, queries: int) -> str:

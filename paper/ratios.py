@@ -32,6 +32,7 @@ class Regime:
         reading: which queries these are.
         each: rows of a source query, itself included: the least and the most.
         samples: that a network sees.
+        trained: the fraction of the rows that is trained on; the others are held out.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Regime:
     reading: str
     each: tuple[int, int] = (5, 100)
     samples: int = SAMPLES
+    trained: float = 1.0
 
     def parameters(self, fraction: float) -> float:
         """The paper's parameter budget, a fraction of n d."""
@@ -53,7 +55,8 @@ class Regime:
     @property
     def epochs(self) -> tuple[float, float]:
         """How often each row is seen, the least and the most."""
-        return self.samples / self.rows[1], self.samples / self.rows[0]
+        least, most = (self.trained * rows for rows in self.rows)
+        return self.samples / most, self.samples / least
 
 
 # Keys as the paper says; queries as BEIR counts them: all splits of a data set together.
@@ -80,7 +83,10 @@ def regime_of(scale: Scale) -> Regime:
     assert scale.sources is not None
     assert scale.samples is not None
     each = 1 + scale.copies
-    return Regime(f"ours, {scale.name}", scale.keys, scale.sources, OURS, (each, each), scale.samples)
+    rows = each * scale.sources
+    held_out = 2 * min(scale.held_out, rows // 10)  # as `paper.pool.draw_pool` does
+    sizes = (f"ours, {scale.name}", scale.keys, scale.sources)
+    return Regime(*sizes, OURS, (each, each), scale.samples, 1 - held_out / rows)
 
 
 def ratios_table(regimes: Sequence[Regime] | None = None) -> Table:

@@ -7,6 +7,7 @@ from amips.task import BY_TIME, Task
 from paper.claims import Claim, Finding, claim_values, verdict
 from paper.repeats_fit import KINDS, fit_findings, fit_table
 from paper.repeats_ways import (
+    BATCH,
     CLEARLY,
     DEPTH,
     DROP_IN,
@@ -189,8 +190,9 @@ def _time_table(values: dict[str, Any]) -> Table:
     head = ["share that comes again", "a query", *values]
     note = (
         f"Asked for recall@10 {RECALL:g}, which is then kept with 95 % confidence; the memory alone has the "
-        f"recall that it has. On one thread, least of {ROUNDS}, in turns, on a machine that others used, "
-        "too. KeyNet as drop-in reaches none of the recalls and has no time."
+        f"recall that it has. On one thread, in turns: of each query, and of each batch of {BATCH}, the "
+        f"least of {ROUNDS}, on a machine that others used, too. KeyNet as drop-in reaches none of "
+        "the recalls and has no time."
     )
     return Table("Time of a query", head, rows, note)
 

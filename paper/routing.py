@@ -46,8 +46,9 @@ CENTROID, LINEAR = "centroid", "linear"
 PUBLISHED = (
     "Score and consistency losses weigh d times 0.01, as in the authors' published code, which averages the "
     "gradient and key losses over d. With M there are 256 parameters for each source query and each of 10 "
-    "cells, 20 for each of 128; the paper's XS on NQ has 289 and 23. 100 x score: a hundred times that "
-    "weight of SupportNet's score loss. It was chosen on val; so was the network that the verdict is about."
+    "cells, 20 for each of 128; the paper's XS on NQ has 289 and 23. {times:,.0f} x score: so many times "
+    "that weight of SupportNet's score loss. It was chosen on val; so was the network that the verdict is "
+    "about."
 )
 
 
@@ -183,6 +184,8 @@ def _run(
         runs[directory], samples[entry.name] = entry.name, int(model.about["samples"])
         ways[entry.name] = [System(plain, run=directory, label=entry.name)]
         errors[entry.name] = score_error(model, task)
+    scored = max(entry.scored for entry in networks)
+    reweighed = network_recipe(workspace, task.d) != workspace.recipe()
     linear = replace(plain, router=Linear(rank=0), recipe=Recipe())
     ways[LINEAR] = [System(linear, label=LINEAR)]
     searched = search_all(workspace, task, name, ways, [k for k in top if k <= task.c], times=False)
@@ -214,7 +217,7 @@ def _run(
             "paper; the bench has times.",
             "Routing accuracy is the fraction of test queries whose top key lies in the k cells searched; "
             "FLOPs are those of the router and of the exhaustive search in these cells.",
-            *([PUBLISHED] if network_recipe(workspace, task.d) != workspace.recipe() else []),
+            *([PUBLISHED.format(times=scored)] if reweighed else []),
         ],
         command=workspace.command(name),
         machine=describe_machine(),

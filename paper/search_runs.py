@@ -10,6 +10,7 @@ import numpy as np
 from amips.bench import (
     Array,
     Axis,
+    Bootstrap,
     Family,
     Metric,
     ResultsStore,
@@ -152,16 +153,81 @@ def lead(base: Family, ours: Family, axis: Axis, metric: Metric) -> float:
     return lead_of_fronts(front_of(base, axis, metric), front_of(ours, axis, metric))
 
 
+@dataclass(frozen=True)
+class Lead:
+    """By how much one way finds more than another at a cost that was chosen on val, with its 95 % interval.
+
+    Args:
+        draws: of the difference, over resampled test queries.
+    """
+
+    value: float
+    draws: Array
+
+    @property
+    def low(self) -> float:
+        """Of the interval."""
+        return float(np.quantile(self.draws, 0.025))
+
+    @property
+    def high(self) -> float:
+        """Of the interval."""
+        return float(np.quantile(self.draws, 0.975))
+
+    def text(self) -> str:
+        """In points of recall, with the interval."""
+        return f"{points(self.value)} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+
+
+def lead_chosen_on_val(
+    base: Mapping[str, Family], ours: Mapping[str, Family], axis: Axis, metric: Metric, bootstrap: Bootstrap
+) -> Lead | None:
+    """The lead on test at the cost at which it is largest on val; None where no cost is in common.
+
+    The largest of many leads on test would be one even where there is none.
+
+    Args:
+        base, ours: the families on "val" and on "test".
+    """
+    places, leads = leads_over_costs(*(front_of(one["val"], axis, metric) for one in (base, ours)))
+    if not len(places):
+        return None
+    place = float(places[int(leads.argmax())])
+    known, drawn = [], []
+    for one in (base, ours):
+        cost = one["test"].costs(axis, metric)
+        there = np.flatnonzero(~np.isnan(cost))
+        if not len(there):
+            return None
+        recalls = [one["test"].recalls(metric)[there], *bootstrap.recalls(one["test"], metric)[:, there]]
+        read = [_read_off(cost[there], recall, place) for recall in recalls]
+        known.append(read[0])
+        drawn.append(np.array(read[1:]))
+    return Lead(known[1] - known[0], drawn[1] - drawn[0])
+
+
+def _read_off(cost: Array, recall: Array, place: float) -> float:
+    best = front(cost, recall)
+    return float(np.interp(place, cost[best], recall[best]))
+
+
 def lead_of_fronts(base: tuple[Array, Array], ours: tuple[Array, Array]) -> float:
     """The same for fronts as (costs, recalls), both rising."""
+    leads = leads_over_costs(base, ours)[1]
+    return float(leads.max()) if len(leads) else math.nan
+
+
+def leads_over_costs(base: tuple[Array, Array], ours: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Costs that both fronts cover, and the leads there; none where they have none in common."""
+    nothing = np.zeros(0), np.zeros(0)
     if not all(len(cost) for cost, _ in (base, ours)):  # no time is sound on a machine that was held up
-        return math.nan
+        return nothing
     low, high = max(cost[0] for cost, _ in (base, ours)), min(cost[-1] for cost, _ in (base, ours))
     if low > high:
-        return math.nan
+        return nothing
     places = np.geomspace(low, high, PLACES)
     theirs, own = (np.interp(places, cost, recall) for cost, recall in (base, ours))
-    return float((own - theirs).max())
+    return places, own - theirs
 
 
 def points(value: float) -> str:

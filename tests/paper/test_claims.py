@@ -8,7 +8,8 @@ import pytest
 from amips.bench import Summary, load_summary
 from amips.errors import ResultsError
 from helpers import ROOT
-from paper.claims import Claim, claim_values, claims_of, decided, verdict
+from paper.claims import Claim, alike, all_of, claim_values, claims_of, decided, verdict
+from paper.splits import outcome
 
 HELD = Claim("larger is better", "Section 4, Figure 1", True, "XS 0.1, S 0.2")
 FINDINGS = [
@@ -45,6 +46,41 @@ def test_a_summary_without_claims_has_none_and_a_damaged_one_says_so():
 )
 def test_an_interval_decides_or_leaves_it_open(low, high, held):
     assert decided(low, high, 0.1) is held
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((True, True), "held"),
+        ((False,), "not held"),
+        ((None, None), "not decided"),
+        ((True, None), "held in 1, not decided in 1 of 2"),
+        ((None, False, False), "not held in 2, not decided in 1 of 3"),
+        ((False, None, True, True), "held in 2, not held in 1, not decided in 1 of 4"),
+    ],
+)
+def test_what_is_open_is_neither_held_nor_not(ends, words):
+    assert outcome([Claim("a", "b", end, "c") for end in ends]) == words
+
+
+def test_all_of_several_things_hold_or_one_does_not():
+    assert all_of([True, True]) is True
+    assert all_of([True, None]) is None
+    assert all_of([None, False]) is False
+
+
+def test_what_changes_little_is_within_bounds_on_both_sides():
+    assert alike(-0.005, 0.01, 0.01) is True
+    assert alike(-0.02, 0.001, 0.01) is None  # it may fall by more
+    assert alike(-0.05, -0.02, 0.01) is False
+    assert alike(0.02, 0.05, 0.01) is False
+
+
+def test_evidence_without_an_interval_says_so():
+    assert Claim("a", "b", True, "c").evidence_text == "c; no interval"
+    assert Claim("a", "b", None, "c").evidence_text == "c"
+    assert Claim("a", "b", True, "c", intervals=True).evidence_text == "c"
+    assert Claim("a", "b", True, "c", value=1.0, low=0.5, high=1.5).evidence_text == "c"
 
 
 def test_what_a_series_is_is_never_read_off_its_name():

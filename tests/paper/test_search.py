@@ -27,7 +27,7 @@ from paper import ivf, one_index, ood, routing, routing_claims
 from paper.claims import claims_of
 from paper.ivf import counts
 from paper.returned import at_equal_probes, kinds_of
-from paper.search_runs import ORIGINAL, Searched, Way
+from paper.search_runs import ORIGINAL, Lead, Searched, Way, lead_chosen_on_val
 from paper.workspace import SCALES
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'amips[bench]'")
@@ -169,21 +169,27 @@ def test_the_verdict_of_noise_says_where_the_mapping_is_ahead():
 
     ahead = ways([0.2, 0.6, 0.9], [0.3, 0.7, 0.9])
     behind = ways([0.1, 0.5, 0.8], [0.1, 0.3, 0.7])
-    falls, lead = ood.compare({"0.00": ahead, "0.03": behind})
+
+    def lead(value, width=0.02):
+        return Lead(value, value + np.linspace(-width, width, 101))
+
+    found = {"0.00": lead(0.1), "0.03": lead(-0.05)}
+    falls, leading = ood.compare({"0.00": ahead, "0.03": behind}, found, (0.38, 0.47))
     assert falls.evidence == (
         "From sigma = 0.00 to 0.03, recall at 4 probes falls: original 10.0 points, mapped 40.0 points, "
-        "routed 10.0 points (mapped from 0.700)"
+        "routed 10.0 points (mapped from 0.700, of which it keeps 43%, 38% to 47%)"
     )
     assert falls.held is False  # more than half of it is lost
-    assert (
-        lead.evidence == "Somewhere in the budgets the mapping is ahead by more than a point at sigma = 0.00"
+    assert "+10.0 points (+8.1 to +11.9) at sigma = 0.00, -5.0 points (-6.9 to -3.1)" in leading.evidence
+    assert leading.held is False  # not at 0.03
+    ends = [
+        [claim.held for claim in ood.compare({"0.00": behind, "0.03": ahead}, {"0.03": one}, kept)]
+        for one, kept in ((lead(0.1), (0.6, 0.8)), (lead(0.02), (0.4, 0.6)))
+    ]
+    assert ends == [[True, True], [None, None]]  # intervals that leave it open do not decide
+    assert ood.compare({"0.00": behind}, {"0.00": None}, (0.9, 1.0))[1].endswith(
+        "at the cost where it leads most on val: no cost in common at sigma = 0.00."
     )
-    assert lead.held is False  # ... but not at 0.03
-    assert [claim.held for claim in ood.compare({"0.00": behind, "0.03": ahead})] == [True, True]
-    none = "At no strength and no budget is the mapped query ahead of the original by a point."
-    assert ood.compare({"0.00": behind})[1] == none
-    hardly = ways([0.2, 0.6, 0.9], [0.209, 0.609, 0.9])
-    assert ood.compare({"0.00": hardly})[1] == none
 
 
 # routing, without running it
@@ -221,7 +227,7 @@ def test_costs_are_compared_at_an_accuracy_that_the_centroids_reach():
     assert ratio.value > 1
 
 
-def comparison(right, kinds, source=None, shapes=None):
+def comparison(right, kinds, source=None, shapes=None, scored=()):
     """Routers that find the top key of these fractions of 100 val and of 100 test queries, by (k, router)."""
     true = np.zeros((100, 1), int)
     source = np.arange(100) if source is None else source
@@ -240,7 +246,7 @@ def comparison(right, kinds, source=None, shapes=None):
     base, on_val_too = test.pop("centroid"), val.pop("centroid")
     shapes = shapes or {name: (kind, "XS") for name, kind in kinds.items()}
     return routing_claims.Comparison(
-        base, on_val_too, test, val, kinds, shapes, Bootstrap(source), 2 * 1000 * 16
+        base, on_val_too, test, val, kinds, shapes, frozenset(scored), Bootstrap(source), 2 * 1000 * 16
     )
 
 
@@ -281,6 +287,28 @@ def test_claims_of_routing_are_of_the_best_network_of_each_kind():
         "depth and re-injections have little impact": False,  # a and b are of one shape, and far apart
     }
     assert "a (of the SupportNets the best on val): +30.0 points" in claims[0].evidence
+
+
+def test_the_weight_of_the_published_code_is_a_claim_of_its_own():
+    right = {
+        "centroid": {1: (0.3, 0.3), 5: (0.92, 0.92)},
+        "as published": {1: (0.31, 0.31), 5: (0.92, 0.92)},
+        "more": {1: (0.6, 0.6), 5: (1.0, 1.0)},
+    }
+    kinds = dict.fromkeys(("as published", "more"), "SupportNet")
+    for compare, least in ((routing_claims.compare, 10), (routing_claims.compare_128, 16)):
+        claims = [
+            one for one in compare(comparison(right, kinds, scored=["more"])) if not isinstance(one, str)
+        ]
+        best, published = (one for one in claims if f"{least} points more" in one.text)
+        assert best.held
+        assert published.held is False
+        assert published.text.endswith("with the published code's weight of the score loss")
+        assert published.evidence.startswith("as published: +1.0 points")
+        assert published.value == pytest.approx(0.01)
+        assert published.low < published.value < published.high
+        without = compare(comparison(right, kinds))
+        assert sum("points more" in one.text for one in without if not isinstance(one, str)) == 1
 
 
 def test_claims_of_128_cells():
@@ -357,7 +385,12 @@ def test_at_equal_probes_on_one_index():
         "FAISS IVF with 100 cells, Recall@0.1% on the test queries (KeyNet XS): the predicted key finds "
         "0.300 and x 0.200 with 1 of the cells, a difference of +0.100"
     )
-    assert crossing.held
+    # Two points of 50 queries are no sure lead of x with the most cells.
+    assert crossing.held is None
+    rows[1][2:] = [-0.04, -0.01]
+    assert one_index.claims(values, kinds_of("XS"), "Recall@0.1%")[1].held
+    rows[0][2:] = [-0.04, -0.01]  # behind with one cell, too: nothing is overtaken
+    assert one_index.claims(values, kinds_of("XS"), "Recall@0.1%")[1].held is False
     table = one_index.table(values, kinds_of("XS"), "Recall@0.1%")
     assert table.head == ["probes", "x", "predicted key", "difference"]
     assert table.rows[1][:3] == ["4", "0.400", "0.380"]
@@ -409,13 +442,13 @@ def test_the_size_of_the_verdict_is_the_one_that_was_best_on_val():
 
 def test_mapped_queries_lead_where_they_find_more_at_equal_cost():
     def front(found, scans=(100, 200)):
-        parts = []
+        parts, name = [], f"finds {found}"
         for budget, (part, scan) in enumerate(zip(found, scans, strict=True), start=1):
-            one = family("x", "contender", np.where(np.arange(50) < 50 * part, 1, 0), scan, 1.0, 10_000)
+            one = family(name, "contender", np.where(np.arange(50) < 50 * part, 1, 0), scan, 1.0, 10_000)
             parts.append(
                 Measured(replace(one.runs[0].run, budget=budget), slice(0, None), one.runs[0].true, 10_000)
             )
-        return Family("x", "contender", parts)
+        return Family(name, "contender", parts)
 
     def claims(found, size="XS", other=None):
         ways = {
@@ -431,15 +464,38 @@ def test_mapped_queries_lead_where_they_find_more_at_equal_cost():
             if not isinstance(one, str)
         ]
 
-    (ahead,) = claims((0.5, 0.7))
+    (ahead,) = claims((0.6, 0.8))
     assert ahead.held
-    assert "+10.0 points (FLOPs), +10.0 points (keys scanned)" in ahead.evidence
-    (behind,) = claims((0.3, 0.5))
+    assert ahead.value == pytest.approx(0.2)
+    assert ahead.low < ahead.value < ahead.high
+    assert "at the cost where it leads most on val: +20.0 points (" in ahead.evidence
+    (hardly,) = claims((0.44, 0.64))
+    assert hardly.held is None  # 2 of 50 queries
+    (behind,) = claims((0.2, 0.4))
     assert behind.held is False
     # Which sizes gain most is asked where there are large ones, and not decided where none gains.
-    assert [claim.held for claim in claims((0.5, 0.7), "XS", "L")] == [True, True]
-    assert [claim.held for claim in claims((0.5, 0.7), "L", "XS")] == [True, False]
-    assert [claim.held for claim in claims((0.3, 0.5), "L", "XS")] == [False, None]
+    assert [claim.held for claim in claims((0.6, 0.8), "XS", "L")] == [True, True]
+    assert [claim.held for claim in claims((0.6, 0.8), "L", "XS")] == [True, False]
+    assert [claim.held for claim in claims((0.2, 0.4), "L", "XS")] == [False, None]
+
+
+def test_a_lead_is_read_off_where_it_is_largest_on_val():
+    """On test the lead is largest elsewhere: that one was not chosen."""
+
+    def front(found):
+        parts, name = [], f"finds {found}"
+        for budget, (part, scan) in enumerate(zip(found, (100, 200, 400), strict=True), start=1):
+            one = family(name, "contender", np.where(np.arange(50) < 50 * part, 1, 0), scan, 1.0, 10_000)
+            parts.append(
+                Measured(replace(one.runs[0].run, budget=budget), slice(0, None), one.runs[0].true, 10_000)
+            )
+        return Family(name, "contender", parts)
+
+    base = {"val": front((0.2, 0.4, 0.6)), "test": front((0.2, 0.4, 0.6))}
+    ours = {"val": front((0.5, 0.5, 0.6)), "test": front((0.24, 0.4, 0.9))}
+    one = lead_chosen_on_val(base, ours, "scanned", "recall@0.1%", Bootstrap(50))
+    assert one.value == pytest.approx(0.04)
+    assert one.low <= one.value <= one.high
 
 
 # as a user types them

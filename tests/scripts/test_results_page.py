@@ -72,11 +72,11 @@ def test_the_overview_has_a_row_for_each_claim(name):
         assert f"[{name}](results/{name}.md)" in row
         _, _, by_rows, by_source, _ = row.strip("| ").split(" | ")
         if EXPERIMENTS[page.experiment_of(name)].independent:  # said once, for both splits
-            assert f"{claim.evidence} ({name})" in by_rows
+            assert f"{claim.evidence_text} ({name})" in by_rows
             assert "whatever the split" in by_rows
             assert by_source == f"{outcome([claim])}, whatever the split"
         else:
-            assert f"{claim.evidence} ({name})" in {"rows": by_rows, "source": by_source}[claim.split]
+            assert f"{claim.evidence_text} ({name})" in {"rows": by_rows, "source": by_source}[claim.split]
 
 
 def test_the_headlines_come_first_and_what_was_not_run_says_so():
@@ -100,7 +100,9 @@ def test_what_was_tested_on_a_log_split_by_time_has_a_table_of_its_own():
     claims = claims_of(load_summary(ROOT / "results" / "repeats"))
     assert len(rows) == len(claims)
     for row, claim in zip(rows, claims, strict=True):
-        assert row.startswith(f"| {claim.text} | {claim.where} | {outcome([claim])}. {claim.evidence} | ")
+        assert row.startswith(
+            f"| {claim.text} | {claim.where} | {outcome([claim])}. {claim.evidence_text} | "
+        )
 
 
 def test_every_claim_that_did_not_hold_has_a_reason_and_who_shows_it_exists():
@@ -127,13 +129,23 @@ def test_every_claim_that_did_not_hold_has_a_reason_and_who_shows_it_exists():
         ([False], "not held"),
         ([None], "not decided"),
         ([True, True], "held"),
-        ([True, False], "held in 1 of 2"),
-        ([None, False], "not held"),
-        ([None, True], "held in 1 of 2"),
+        ([True, False], "held in 1, not held in 1 of 2"),
+        ([None, False], "not held in 1, not decided in 1 of 2"),
+        ([None, True], "held in 1, not decided in 1 of 2"),
     ],
 )
 def test_the_outcome_of_a_claim_that_was_tested_several_times(held, word):
     assert outcome([Claim("a", "b", one, "c") for one in held]) == word
+
+
+def test_every_claim_is_counted_once_by_its_outcome():
+    """Held, not held, not decided, not run, and what is mixed: together all of them, under each split."""
+    lines = [line for line in OVERVIEW.read_text().splitlines() if re.match(r"Of \d+ claims under", line)]
+    assert len(lines) == 2
+    for line in lines:
+        total, *counts = (int(number) for number in re.findall(r"\d+", line))
+        assert sum(counts) == total
+    assert all("not decided" in line for line in lines)
 
 
 def test_a_changed_result_is_noticed(tmp_path, monkeypatch):
