@@ -197,7 +197,7 @@ def _make_bundles(
                 wanting = np.flatnonzero(inside[top].any(axis=1))
                 rows = _sample(wanting, len(top), np.random.default_rng([seed, 43, number]))
                 part = label(
-                    task.key_vectors.take(ids),
+                    _some_of(task.key_vectors, ids),
                     task.train.vectors.take(rows),
                     out=out / WORK / f"task-{number:03d}",
                     seed=seed,
@@ -206,6 +206,11 @@ def _make_bundles(
                 build(part, out=place, recall=recall, ids=names, seed=seed, keep_log=0).close()
                 shutil.rmtree(out / WORK / f"task-{number:03d}", ignore_errors=True)
             shown.update()
+
+
+def _some_of(keys: Vectors, ids: NDArray[np.int64]) -> Vectors:
+    """Keys with these ids, read as they are asked for."""
+    return Vectors("keys of the shard", len(ids), keys.d, lambda low, high: keys.take(ids[low:high]))
 
 
 def _open_made(out: Path, shard: int) -> Index:
