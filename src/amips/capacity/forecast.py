@@ -233,7 +233,7 @@ def _phases(split: _Split, working: float, rates: Rates) -> list[Phase]:
     train = EPOCHS * m * 6.0 * weights / rates.train
     codes = cell_bytes("lean", split.shard, d, split.r, 0, SPILL_FRACTION)
     on_disk = codes / 2 + 4.0 * split.shard * d
-    build, build_memory = _build_seconds(split, on_disk, rates), codes
+    build, build_memory = _build_seconds(split, on_disk, rates), float(codes)
     if split.shards > 1:  # one after the other, each labelled with queries of its own, and copies before
         own = 4.0 * split.shard * d / rates.passes + 2.0 * split.shard * d * split.log_of_shard / rates.exact
         build = split.shards * (own + _cell_seconds(split, split.shard, split.c, rates) + build)
