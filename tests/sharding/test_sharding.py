@@ -259,6 +259,15 @@ def test_a_bundle_is_sharded_by_its_log_and_keeps_its_ids(shard_task, tmp_path):
         amips.shard(tmp_path / "without", shards=3, out=tmp_path / "other")
 
 
+def test_shards_are_not_sharded_again(sharded, tmp_path):
+    for source in (sharded, str(sharded), load_shards(sharded)):
+        with pytest.raises(
+            amips.BundleError, match="is in shards already; shard the task or the bundle that"
+        ):
+            amips.shard(source, shards=2, out=tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 def test_one_shard_is_open_at_a_time(shard_task, tmp_path, monkeypatch):
     amips.build(shard_task, out=tmp_path / "bundle").close()
     opened, alive, most = [], weakref.WeakSet(), []

@@ -31,7 +31,17 @@ from amips.npy import load_npy, save_npy
 from amips.progress import Bar
 from amips.resources import plain_resource_errors
 from amips.search import GraphSearcher, Index, keys_at, load, plain_index
-from amips.sharding.directory import LOCK, MANIFEST, PLAN, ROUTER, WORK, load_shards, shard_path, write_shards
+from amips.sharding.directory import (
+    LOCK,
+    MANIFEST,
+    PLAN,
+    ROUTER,
+    WORK,
+    is_sharded,
+    load_shards,
+    shard_path,
+    write_shards,
+)
 from amips.sharding.partition import COPIES, KINDS, SLACK, Kind, Partition, divide
 from amips.sharding.shard_measuring import measure_shards
 from amips.sharding.sharded import LocalShards, ShardedIndex
@@ -39,6 +49,7 @@ from amips.task import Task, label, load_task
 from amips.vectors import Vectors, unit_rows
 
 SHARD_QUERIES = 20_000  # of the log that a shard is labelled with, at most
+WHOLE = "shard the task or the bundle that they were made of"
 FEWEST_QUERIES = 50  # that a shard is labelled with: others are taken where too few want its keys
 
 
@@ -233,7 +244,11 @@ def _opened(source: Any) -> tuple[Task | None, Index | None]:
         return source, None
     if isinstance(source, Index):
         return None, source
+    if isinstance(source, ShardedIndex):
+        raise BundleError(f"{source!r} is in shards already; {WHOLE}")
     source = check_path("source", source, error=BundleError)
+    if is_sharded(source):
+        raise BundleError(f"{source} is in shards already; {WHOLE}")
     kinds = manifest_kinds(Path(source)) if Path(source).is_dir() else set()
     if "bundle" not in kinds:
         return load_task(source), None
