@@ -261,9 +261,7 @@ def test_a_bundle_is_sharded_by_its_log_and_keeps_its_ids(shard_task, tmp_path):
 
 def test_shards_are_not_sharded_again(sharded, tmp_path):
     for source in (sharded, str(sharded), load_shards(sharded)):
-        with pytest.raises(
-            amips.BundleError, match="is in shards already; shard the task or the bundle that"
-        ):
+        with pytest.raises(amips.BundleError, match="in shards already; shard the task or the bundle"):
             amips.shard(source, shards=2, out=tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
