@@ -39,6 +39,10 @@ CODES_KEEP = (
 INDEX_SHARE = 0.3
 
 
+class IndexSizeError(AmipsError):
+    """No index of the keys is within the memory: a call with more of it begins anew."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A design, the router that was made for it, its second cells, and its estimated cost on val.
@@ -151,8 +155,8 @@ def check_index_memory(settings: Settings, n: int, d: int) -> None:
         raise _too_little(settings, n, smallest)
 
 
-def _too_little(settings: Settings, n: int, smallest: int) -> AmipsError:
-    return AmipsError(
+def _too_little(settings: Settings, n: int, smallest: int) -> IndexSizeError:
+    return IndexSizeError(
         f"memory={settings.memory}: an index of these {n:,} keys takes "
         f"{int(smallest / INDEX_SHARE):,} bytes at least; give more, or spread the keys over machines"
     )
