@@ -14,9 +14,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from amips.arguments import check_path
@@ -59,12 +59,15 @@ def publish(directory: str | Path, address: str, *, progress: bool = False) -> s
     """
     directory = Path(check_path("directory", directory))
     manifests = _manifests(directory)
+    system, root = _opened(address)
+    place = _on_disk(system, root)
+    if place is not None and place.resolve().is_relative_to(directory.resolve()):
+        raise AmipsError(f"{address} lies in {directory}, which is published: give an address outside of it")
     files = {name: _facts(directory / name) for name in _names(directory)}
     for name, facts in ((name, facts) for one in manifests for name, facts in one["files"].items()):
         if files.get(name, {}).get("sha256") != facts["sha256"]:
             raise AmipsError(f"{directory / name} is not what it was when {directory} was finished")
     version = _version_of(files)
-    system, root = _opened(address)
     total = sum(facts["size"] for facts in files.values())
     with (
         _one_line(f"{address} cannot be written"),
@@ -121,14 +124,14 @@ def fetch(address: str, out: str | Path, *, progress: bool = False) -> Path:
 
 def _manifests(directory: Path) -> list[dict[str, Any]]:
     """Of what was finished in a directory; AmipsError if nothing was."""
-    found = []
+    manifests = []
     for path in sorted(directory.glob("*.json")) if directory.is_dir() else []:
         value = read_json(inside(directory, path.name, AmipsError), AmipsError)
         if value.get("files") and "kind" in value and value.get("digest") == digest_of(value):
-            found.append(value)
-    if not found:
+            manifests.append(value)
+    if not manifests:
         raise AmipsError(f"{directory} is nothing that amips finished: there is nothing to publish")
-    return found
+    return manifests
 
 
 def _names(directory: Path) -> Iterator[str]:
@@ -206,10 +209,16 @@ def _listing(system: Any, root: str, address: str) -> dict[str, Any] | None:
     if listing.get("kind") != KIND or listing.get("format") != FORMAT:
         raise AmipsError(f"{name} was not written by `amips publish` of this version")
     files, version = listing.get("files"), str(listing.get("version"))
-    whole = isinstance(files, dict) and all(_is_facts(one) for one in files.values())
+    whole = isinstance(files, dict) and all(_is_facts(one) for one in files.values()) and _is_tree(files)
     if not whole or not _VERSION.fullmatch(version) or _version_of(files) != version:  # type: ignore[arg-type]
         raise _DamagedError(f"{name} is damaged: publish again")
     return {"previous": None, **listing}
+
+
+def _is_tree(names: Iterable[str]) -> bool:
+    """Whether these can be files of one directory: none lies in another."""
+    folders = {parent.as_posix() for name in names for parent in PurePosixPath(name).parents}
+    return folders.isdisjoint(PurePosixPath(name).as_posix() for name in names)
 
 
 def _is_facts(facts: Any) -> bool:

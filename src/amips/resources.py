@@ -1,10 +1,12 @@
-"""Memory and disks that end: whatever a library raises then becomes one line.
+"""What a machine has: its processor; and memory and disks that end, of which any error becomes one line.
 
 numpy, torch, faiss and the operating system each say it in their own way: as MemoryError, as an OSError, or
 as a RuntimeError with a page of text. What was on disk before is whole in every case: it is replaced last.
 """
 
 import errno
+import os
+import platform
 import re
 import resource
 from collections.abc import Iterator
@@ -79,3 +81,20 @@ def resource_error(problem: BaseException) -> AmipsError | None:
     if no_memory or _MEMORY.search(text):
         return MemoryLimitError(f"not enough memory: {text[:160] or 'an allocation failed'}")
     return None
+
+
+def processor() -> str:
+    """What the processor calls itself."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if "model name" in line:
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def threads() -> int:
+    """How many threads this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

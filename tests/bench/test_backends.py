@@ -10,7 +10,6 @@ from amips.backends import scann
 from amips.bench import System, bench, comparison, load_summary, opener
 from amips.bench.derive import on_test
 from amips.bench.lineup import backend_systems
-from amips.bench.machine import threads
 from amips.bench.results import ResultsStore
 from amips.bench.runner import Runner, Settings
 from amips.bench.searchers import UNKNOWN_COST
@@ -19,6 +18,7 @@ from amips.design import Design
 from amips.errors import AmipsError, RunError
 from amips.nets import AffineNet, Net, load_model
 from amips.nets.affine import AffineArchitecture
+from amips.resources import threads
 from amips.search import mass_bounds
 from helpers import Silent, make_world, with_linear
 from installed import HERE, open_place

@@ -7,6 +7,7 @@ import pytest
 
 import amips
 from amips.capacity import Rates, calibrate, calibration, load_rates, rates_file
+from amips.capacity import rates as capacity_rates
 from amips.cli import main
 from amips.errors import AmipsError
 
@@ -48,11 +49,27 @@ def test_every_rate_counts(name):
     assert any(b < a for a, b in pairs)
 
 
-def test_more_machines_take_less_each():
+def test_more_machines_find_top_keys_together_and_one_makes_the_shards():
     one, four = (amips.plan(1e8, 128, 1e5, machines=count, rates=RATES) for count in (1, 4))
-    assert seconds(one)["label"] == pytest.approx(4 * seconds(four)["label"])
-    assert four.serving.memory == pytest.approx(one.serving.memory / 4)
+    passes = 4 * 1e8 * 128 / RATES.passes
+    assert seconds(one)["label"] - passes == pytest.approx(4 * (seconds(four)["label"] - passes))
+    assert seconds(one)["cells"] == pytest.approx(4 * seconds(four)["cells"])
+    assert seconds(one)["train"] == seconds(four)["train"]
+    shards = [amips.plan(1e8, 128, 1e5, machines=count, shards=16, rates=RATES) for count in (1, 4)]
+    assert seconds(shards[0])["build"] == seconds(shards[1])["build"]
+    # A fifth of the keys has a copy in a second shard.
+    assert four.serving.memory == pytest.approx(1.2 * one.serving.memory / 4, rel=1e-3)
     assert 1 <= four.serving.shards_contacted < 4
+
+
+def test_a_machine_holds_whole_shards():
+    def memory(machines, shards):
+        return amips.plan(1e8, 128, 1e5, machines=machines, shards=shards, rates=RATES).serving.memory
+
+    assert memory(4, 2) == memory(2, 2) == pytest.approx(memory(1, 2) / 2)
+    assert memory(4, 6) == pytest.approx(memory(1, 6) / 3)  # two of six, on some of four
+    with pytest.raises(AmipsError, match="shards=2: each would need"):
+        amips.plan(1e8, 128, 1e5, memory=3e9, shards=2, rates=RATES)
 
 
 def test_machines_follow_from_the_memory():
@@ -79,6 +96,9 @@ def test_the_share_that_is_scanned_decides_what_a_query_costs():
         ({"machines": 0}, "machines=0"),
         ({"scanned": 2}, "scanned=2"),
         ({"memory": 10}, "memory=10: not even one key fits"),
+        ({"keys": 1e30}, r"^keys=1e\+30: expected a number from 1 to 1e\+12$"),
+        ({"machines": 10**12}, "^machines=1000000000000: expected a whole number from 1 to 100000$"),
+        ({"shards": 20_001}, "^shards=20001: 1,000,000 keys are too few; ask for 20,000 at most$"),
         ({"keys": 1e10, "machines": 2}, "an index holds 2,147,483,647 keys at most"),
     ],
 )
@@ -131,19 +151,50 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert said == amips.plan(1e9, 768, 1e6, memory=64e9).to_json()
 
 
-def test_what_is_missing_is_said(monkeypatch, capsys):
+@pytest.mark.parametrize("more", [(), ("--calibrate",), ("--calibrate", "--queries", "1e5")])
+def test_what_is_missing_is_said_before_anything_is_measured(monkeypatch, capsys, more):
+    monkeypatch.setattr("amips.cli.planned.calibrate", lambda say: pytest.fail("measured"))
     with pytest.raises(SystemExit):
-        run(monkeypatch, "--keys", "1e9")
+        run(monkeypatch, "--keys", "1e9", *more)
     assert "give --keys, --dim and --queries, or --calibrate alone" in capsys.readouterr().err
 
 
+def test_amounts_are_written_as_sizes_are(monkeypatch, capsys):
+    run(monkeypatch, "--keys", "10M", "--dim", "64", "--queries", "0.2m", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["keys"], said["queries"]) == (10_000_000, 200_000)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--keys", "ten", "--dim", "64", "--queries", "1B")
+    assert "'ten' is not a number; write it like 1e7, 200K, 10M or 2.5B" in capsys.readouterr().err
+
+
+def test_one_is_not_in_the_plural(monkeypatch, capsys):
+    run(monkeypatch, "--keys", "1e6", "--dim", "64", "--queries", "1e4")
+    text = capsys.readouterr().out
+    assert "1 machine, 1 shard of 4,000 cells" in text
+    assert "1.0 of 1 shard," in text
+
+
+def test_rates_of_another_machine_are_said_to_be(monkeypatch, tmp_path):
+    RATES.save_to(tmp_path / "r.json")
+    assert load_rates(tmp_path / "r.json")[1] == str(tmp_path / "r.json")
+    monkeypatch.setattr(capacity_rates, "processor", lambda: "Abacus")
+    monkeypatch.setattr(capacity_rates, "threads", lambda: 1)
+    where = load_rates(tmp_path / "r.json")[1]
+    assert "not of this machine, Abacus, 1 thread; measure this one with: amips plan --calibrate" in where
+    values = json.loads((tmp_path / "r.json").read_text())
+    del values["machine"]
+    (tmp_path / "r.json").write_text(json.dumps(values))
+    assert "r.json, of an unknown machine, not of this machine" in load_rates(tmp_path / "r.json")[1]
+
+
 def test_as_many_machines_as_the_memory_needs():
-    whole = amips.plan(1e6, 128, 1e5, memory=1e9)
-    assert max(whole.serving.memory, *(phase.memory for phase in whole.phases)) <= 1e9
-    small = amips.plan(1e6, 128, 1e5, memory=256e6)
+    whole = amips.plan(1e7, 128, 1e5, memory=2e9)
+    assert max(whole.serving.memory, *(phase.memory for phase in whole.phases)) <= 2e9
+    small = amips.plan(1e7, 128, 1e5, memory=850e6)
     assert small.machines > whole.machines
-    amips.plan(1e6, 128, 1e5, memory=256e6, machines=small.machines)
+    amips.plan(1e7, 128, 1e5, memory=850e6, machines=small.machines)
     with pytest.raises(AmipsError, match="give more of either"):
-        amips.plan(1e6, 128, 1e5, memory=256e6, machines=1)
+        amips.plan(1e7, 128, 1e5, memory=850e6, machines=1)
     with pytest.raises(AmipsError, match="however many machines"):
         amips.plan(1e6, 128, 1e8, memory=1e9)

@@ -125,6 +125,26 @@ def test_the_storage_is_one_that_fits():
         storages(enough(flat) - 9, "flat")
 
 
+def test_too_little_for_any_index_is_said_before_labels_are_made(tmp_path, monkeypatch):
+    keys, queries = make_world(300_000, 200, 16, seed=1)
+    monkeypatch.setattr("amips.fitting.fitting.label", lambda *_, **__: pytest.fail("labelled"))
+    with pytest.raises(
+        amips.AmipsError, match=r"^memory=8000000: an index of these 300,000 keys takes [0-9,]+ bytes at"
+    ):
+        amips.fit(keys, queries, memory=8_000_000, minutes=0.02, out=tmp_path / "b", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_for_the_codes_that_are_needed_leaves_no_work(tmp_path, monkeypatch):
+    """How many dimensions lean codes need is known once there are labels."""
+    keys, queries = make_world(40_000, 400, 64, seed=1)
+    memory = int(cell_bytes("pq", 40_000, 64, 0, pq_parts(64)) / INDEX_SHARE) - 9
+    monkeypatch.setattr("amips.fitting.affordable.check_index_memory", lambda *_: None)
+    with pytest.raises(amips.AmipsError, match=f"^memory={memory}: an index of these 40,000 keys takes"):
+        amips.fit(keys, queries, memory=memory, minutes=0.05, storage="pq", out=tmp_path / "b", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_too_little_for_anything_is_said_at_once(tmp_path):
     keys, queries = make_world(500, 200, 16, seed=1)
     with pytest.raises(amips.VectorError, match=r"^memory=1000 bytes is too little for d = 16") as caught:

@@ -168,6 +168,31 @@ def test_a_listing_that_is_none_is_one_line(task, address, tmp_path, text):
     assert "\n" not in str(problem.value)
 
 
+def test_a_listing_in_which_a_file_lies_in_another_is_damaged(task, address, tmp_path):
+    publish(task, address)
+    listing = json.loads((store(tmp_path) / LISTING).read_text())
+    listing["files"]["keys.npy/b"] = listing["files"]["keys.npy"]
+    listing["version"] = publishing._version_of(listing["files"])
+    (store(tmp_path) / LISTING).write_text(json.dumps(listing))
+    with pytest.raises(amips.AmipsError, match=r"amips\.json is damaged: publish again$"):
+        fetch(address, tmp_path / "out")
+
+
+@pytest.mark.parametrize("inner", ["", "store", "train/../store"])
+def test_nothing_is_published_into_itself(task, tmp_path, monkeypatch, inner):
+    before = content(task)
+    (tmp_path / "link").symlink_to(task)
+    for start in (task, tmp_path / "link"):
+        with pytest.raises(amips.AmipsError, match="which is published: give an address outside of it"):
+            publish(task, f"{start.as_uri()}/{inner}".rstrip("/"))
+    monkeypatch.chdir(task)
+    with pytest.raises(amips.AmipsError, match="give an address outside of it"):
+        publish(".", (task / "store").as_uri())
+    assert content(task) == before
+    assert not (task / "store").exists()
+    assert not list(task.rglob(".lock"))
+
+
 def test_a_directory_of_another_content_is_not_taken_for_the_published_one(task, address, tmp_path):
     publish(task, address)
     out = fetch(address, tmp_path / "out")

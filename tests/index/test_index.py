@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from amips import AmipsError, BundleError
-from amips.index import FaissCellStore, faiss_store, product_scan
+from amips.index import FaissCellStore, faiss_store, fill, product_scan
 from amips.index.top_keys import best_first
 from amips.lean import learn_projection
-from amips.vectors import gather, open_vectors
+from amips.vectors import gather, open_vectors, vectors
 from reference import best_in_cells
 
 N, D, C = 700, 16, 9
@@ -403,3 +403,21 @@ def test_candidates_on_disk_are_read_in_one_pass(storage, tmp_path, monkeypatch)
             np.testing.assert_array_equal(one, other)
         assert all((np.diff(ids) > 0).all() or (ids[:2] == 0).all() for ids in asked)
         assert (len(asked) == 1) == (block_bytes == 1 << 24)
+
+
+@pytest.mark.parametrize("storage", ["flat", "sq8"])
+def test_cells_are_filled_the_same_however_much_waits(storage, monkeypatch):
+    rng = np.random.default_rng(0)
+    keys = rng.standard_normal((900, 8)).astype(np.float32)
+    assignment, second = rng.integers(0, 7, 900), rng.integers(-1, 7, 900).astype(np.int32)
+    second[second == assignment] = -1
+    monkeypatch.setattr(vectors, "BLOCK_BYTES", 100 * 4 * 8)
+    codes, writes = [], []
+    write = fill._ExactLists.write
+    monkeypatch.setattr(fill._ExactLists, "write", lambda lists: writes.append(1) or write(lists))
+    for waiting in (1, 1 << 24):
+        monkeypatch.setattr(fill, "WAITING_BYTES", waiting)
+        store = FaissCellStore.build(open_vectors(keys), assignment, keys[:7], storage, None, second)
+        codes.append([fill.codes_of(store.index, j, int(store.sizes[j])).tolist() for j in range(7)])
+    assert codes[0] == codes[1]
+    assert len(writes) == 10 + 1  # after each of nine blocks and at the end; at the end

@@ -8,7 +8,7 @@ from amips.cells import towards_queries
 from amips.index import SECOND, FaissCellStore
 from amips.lean import learn_projection
 from amips.routers import CentroidRouter, RoutingEstimate
-from amips.search import estimate_routing, measure_masses, second_cells
+from amips.search import estimate_routing, measure_masses, second_cells, spill
 from amips.vectors import open_vectors
 from helpers import make_world, plain_build
 
@@ -324,3 +324,22 @@ def test_not_a_fraction(task, fraction):
 def test_what_cannot_be(task, second, message):
     with pytest.raises(amips.AmipsError, match=message):
         amips.build(task, None, second_cells=task.cells.assignment if second is None else second)
+
+
+def test_what_the_log_misses_is_counted_within_the_memory(monkeypatch):
+    keys, queries = make_world(600, 900, 16, seed=2)
+    task = amips.label(keys, queries, cells=30, query_aware=0, val=100, test=100)
+    router = CentroidRouter(task.cells.centroids)
+    monkeypatch.setattr(spill, "BLOCK_FLOATS", 30 * 10)  # ten queries at a time
+
+    def saved(memory):
+        codes, times = spill._saved(task, router, task.train.vectors, 0.9, memory)
+        assert (codes[1:] > codes[:-1]).all()
+        return dict(zip(codes.tolist(), times.tolist(), strict=True))
+
+    whole = saved(None)
+    assert saved(10**9) == whole  # the same, whatever the order
+    pairs = sum(whole.values())
+    some = saved(spill.CODE_BYTES * pairs // 4)
+    assert pairs // 4 <= sum(some.values()) < pairs // 2
+    assert all(whole[code] >= times for code, times in some.items())

@@ -150,7 +150,7 @@ def test_a_replica_is_of_the_shard_that_is_asked(cluster, pair, tmp_path, shard_
         deploy_shards(pair, name="large", cpus=100, starting=0.5)
     other = amips.shard(shard_task, shards=2, out=tmp_path / "other", routers="centroid", seed=1)
     assert other.digests != load_shards(pair).digests
-    index = deploy_shards(pair, name="one", cpus=0.1)
+    index = deploy_shards(pair, name="one", cpus=0.1, mmap=True)
     x = np.asarray(shard_task.test.queries)
     reasons = set(connect_shards(tmp_path / "other", name="one").ask(x).silent.values())
     assert len(reasons) == 1

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,20 @@ import pytest
 import amips
 from amips.cells import kmeans
 from amips.routers import CentroidRouter, RoutingEstimate
-from amips.sharding import LocalShards, ShardRouter, Wants, divide, expected_shards, group_cells, load_shards
+from amips.sharding import (
+    LocalShards,
+    ShardRouter,
+    Wants,
+    divide,
+    expected_shards,
+    group_cells,
+    load_shards,
+    shard_call,
+)
+from amips.sharding.deployment import ShardServer
 from amips.sharding.merging import Merged
+from amips.sharding.shard_measuring import search_shard
+from amips.vectors import vectors
 from helpers import kill_when, reseal
 
 
@@ -244,6 +257,58 @@ def test_a_bundle_is_sharded_by_its_log_and_keeps_its_ids(shard_task, tmp_path):
     amips.build(shard_task, out=tmp_path / "without", keep_log=0).close()
     with pytest.raises(amips.BundleError, match="keeps no log"):
         amips.shard(tmp_path / "without", shards=3, out=tmp_path / "other")
+
+
+def test_shards_are_not_sharded_again(sharded, tmp_path):
+    for source in (sharded, str(sharded), load_shards(sharded)):
+        with pytest.raises(amips.BundleError, match="in shards already; shard the task or the bundle"):
+            amips.shard(source, shards=2, out=tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_one_shard_is_open_at_a_time(shard_task, tmp_path, monkeypatch):
+    amips.build(shard_task, out=tmp_path / "bundle").close()
+    opened, alive, most = [], weakref.WeakSet(), []
+
+    def load(path, **options):
+        most.append(len(alive))
+        opened.append((path.name, options["mmap"]))
+        alive.add(index := amips.search.load(path, **options))
+        return index
+
+    monkeypatch.setattr(shard_call, "load", load)
+    amips.shard(tmp_path / "bundle", shards=3, out=tmp_path / "shards", routers="centroid")
+    assert opened == [("bundle", True), *((f"shard-{number:03d}", True) for number in range(3))]
+    assert most == [0, 1, 1, 1]  # the bundle beside each
+
+
+def test_keys_of_a_bundle_are_read_in_blocks(shard_task, monkeypatch):
+    index, rows = amips.build(shard_task), []
+
+    def keys_at(snapshot, numbers):
+        rows.append(len(numbers))
+        return amips.search.keys_at(snapshot, numbers)
+
+    whole = shard_call._fingerprint(index)
+    monkeypatch.setattr(shard_call, "keys_at", keys_at)
+    monkeypatch.setattr(vectors, "BLOCK_BYTES", 100 * 4 * shard_task.d)
+    assert shard_call._fingerprint(index) == whole
+    assert rows == [100] * 15
+    index.remove([3])
+    assert shard_call._fingerprint(index) != whole
+
+
+def test_a_replica_may_leave_keys_on_disk(sharded):
+    index = load_shards(sharded)
+    one = str(sharded / "shard-000"), index.digests[0], int(index.sizes[0])
+    server = ShardServer(*one, mmap=True)
+    assert server.bundle.snapshot.store.directory is not None  # where its keys are mapped from
+    assert ShardServer(*one).bundle.snapshot.store.directory is None
+    x = np.ones((2, index.d), np.float32)
+    here = search_shard(index.local(0), x, 5, 0.9)
+    there = server.search(index.digests[0], x, 5, 0.9)
+    assert (there[1] == here[1]).all()
+    assert there[0] == pytest.approx(here[0])
 
 
 @pytest.mark.parametrize(

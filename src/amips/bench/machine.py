@@ -1,7 +1,6 @@
 """What a figure was measured on, and taking times in turns."""
 
 import ctypes
-import os
 import platform
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from amips.blas import faiss
+from amips.resources import processor, threads
 from amips.version import __version__
 
 K = TypeVar("K", bound=Hashable)
@@ -19,20 +19,13 @@ K = TypeVar("K", bound=Hashable)
 def describe_machine() -> dict[str, str]:
     """The processor, its threads, and the versions that matter."""
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "threads": str(threads()),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "faiss": faiss.__version__,
         "amips": __version__,
     }
-
-
-def threads() -> int:
-    """How many threads this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def in_turns(groups: Sequence[Mapping[K, Callable[[], object]]], rounds: int) -> dict[K, list[float]]:
@@ -76,12 +69,3 @@ def peak_memory(work: Callable[[], object]) -> int | None:
 def _bytes(status: str, name: str) -> int:
     """Of a line of /proc/self/status, which counts kilobytes."""
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:"))
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if "model name" in line:
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"

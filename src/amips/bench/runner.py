@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.bench.derive import TOP_FRACTIONS, within
-from amips.bench.machine import threads
 from amips.bench.opener import Opener
 from amips.bench.results import WORK, ResultsStore, Run
 from amips.bench.searchers import Search, SystemSearch, faiss_search
@@ -25,6 +24,7 @@ from amips.design import Design
 from amips.errors import TrainingInterrupted
 from amips.metrics import TOP
 from amips.progress import Bar
+from amips.resources import threads
 from amips.search import recalls
 from amips.task import Task
 from amips.vectors import Floats

@@ -29,7 +29,7 @@ from amips.bench.derive import (
     yardstick_seconds,
 )
 from amips.bench.facts import facts, top_scores, training_curves
-from amips.bench.machine import describe_machine, threads
+from amips.bench.machine import describe_machine
 from amips.bench.results import Run
 from amips.bench.runner import Runner, Settings
 from amips.bench.searchers import spent
@@ -38,6 +38,7 @@ from amips.bench.systems import System
 from amips.bench.verdict import TARGETS, best_system, gain_sentences, give_verdict
 from amips.design import RouterSpec
 from amips.metrics import front
+from amips.resources import threads
 from amips.task import Task
 
 METRICS: tuple[Metric, ...] = ("recall@1", "recall@10", "recall@0.01%", "recall@0.1%", "recall@0.5%", "mrr")

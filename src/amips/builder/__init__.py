@@ -4,9 +4,10 @@ from amips.builder.builder import Builder, at_start
 from amips.builder.building import build, default_design
 from amips.builder.graphs import graph_design, graph_searcher
 from amips.builder.memories import memory_of
-from amips.builder.reduced import fewest_dimensions
+from amips.builder.reduced import LEAN_FRACTIONS, fewest_dimensions
 
 __all__ = [
+    "LEAN_FRACTIONS",
     "Builder",
     "at_start",
     "build",

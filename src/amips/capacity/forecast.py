@@ -1,8 +1,9 @@
 """The cost model: what labelling, cells, training, building and serving take, from a machine's rates.
 
 Every phase is counted as it is done: FLOPs and bytes from shapes, divided by what the machine does in a
-second (`amips.capacity.rates`). Keys are spread evenly over the machines, and each does its part of every
-phase; what goes over a network between them is left aside but for serving.
+second (`amips.capacity.rates`). Top keys and cells are found by all machines together (`label --ray`), each
+with its part of the keys; passes over the keys, the training of the router, and `amips shard`, which makes
+one shard after the other, are the work of one. What goes over a network is left aside but for serving.
 
 Two figures are of the data, not of the machine, and no model knows them: what share of the keys a query scans
 at the recall asked for, and how many shards it asks. The share is taken from `scanned`, which the report of
@@ -17,14 +18,16 @@ from typing import Any
 
 from amips.arguments import check_number, check_whole
 from amips.capacity.rates import Rates, load_rates
-from amips.cells import ITERATIONS, POINTS_PER_CELL, default_count
+from amips.cells import ITERATIONS, POINT_BYTES, POINT_SHARE, POINTS_PER_CELL, default_count
 from amips.design import SPILL_FRACTION
 from amips.errors import AmipsError
 from amips.index import REFINE, cell_bytes
 from amips.lean import RANK_FRACTION, reduced_dimension
 from amips.metrics import TOP
+from amips.sharding import CELLS_PER_SHARD, COPIES, FEWEST_QUERIES, SHARD_QUERIES
 
 MOST_KEYS = (1 << 31) - 1  # of one index
+MOST, MOST_MACHINES = 1e12, 100_000  # keys or queries, and machines, of which anything is said
 LEAN = 0.4  # of the dimensions that codes have, usually
 KEYS_SCANNED, GROWTH = 3.3, 0.55  # keys that a query scans: 3.3 n^0.55, on generated data
 EPOCHS = 20  # passes over the log, of training
@@ -40,11 +43,11 @@ MEMORY_USED = 0.8  # of the memory of a machine, by what is held for serving
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase takes on each machine, all working at once.
+    """What a phase takes.
 
     Args:
         seconds: from its beginning to its end.
-        memory, disk: bytes, on each machine.
+        memory, disk: bytes, on the machine that needs most.
     """
 
     name: str
@@ -58,7 +61,7 @@ class Serving:
     """What answering queries takes.
 
     Args:
-        memory, disk: bytes on each machine: codes, and float32 keys.
+        memory, disk: bytes on the machine with most shards: codes, and float32 keys.
         scanned: share of the keys of the shards that are asked.
         shards_contacted: of a query, on average.
         latency: seconds of a query alone, codes in memory and float32 keys in the page cache.
@@ -123,7 +126,8 @@ def plan(
         rates: `Rates`, or a file of them; of this machine if None, as `amips plan --calibrate` has measured
             them, or else those that are shipped.
     """
-    n, m = (int(check_number(name, value, least=1)) for name, value in (("keys", keys), ("queries", queries)))
+    n = int(check_number("keys", keys, least=1, most=MOST))
+    m = int(check_number("queries", queries, least=1, most=MOST))
     d = check_whole("dim", dim, 1)
     rates, source = (rates, "as they were given") if isinstance(rates, Rates) else load_rates(rates)
     r = d if d < 32 else reduced_dimension(d, LEAN)
@@ -131,53 +135,131 @@ def plan(
     fits = math.inf if memory is None else MEMORY_USED * check_number("memory", memory, above=0)
     if fits < held_bytes + EACH_KEY:
         raise AmipsError(f"memory={memory}: not even one key fits; give the bytes of a machine")
-    count = math.ceil(max(n * held_bytes / fits, n / MOST_KEYS)) if machines is None else machines
-    count, wanted = check_whole("machines", count, 1), shards
+    if machines is not None:
+        machines = check_whole("machines", machines, 1, MOST_MACHINES)
+    most_shards = max(1, n // FEWEST_QUERIES)
+    if shards is not None and check_whole("shards", shards, 1) > most_shards:
+        raise AmipsError(f"shards={shards}: {n:,} keys are too few; ask for {most_shards:,} at most")
+    wanted, count = shards, machines
+    if count is None:
+        count = math.ceil(max(n * held_bytes / fits, (1 + COPIES) * n / MOST_KEYS if n > MOST_KEYS else 1))
     while True:
-        shards = count if wanted is None else check_whole("shards", wanted, 1)
-        if n / shards > MOST_KEYS:
-            raise AmipsError(f"shards={shards}: an index holds {MOST_KEYS:,} keys at most; take more shards")
-        part, shard = math.ceil(n / count), math.ceil(n / shards)  # keys of a machine, of a shard
-        c = default_count(shard)
-        phases = _phases(n, part, shard, d, m, c, r, min(WORKING, fits / 2), rates)
-        serving = _serving(n, part, shard, d, r, c, shards, count, scanned, rates)
+        shards = min(count, most_shards) if wanted is None else wanted
+        split = _Split(n, d, m, r, count, shards, min(POINT_BYTES, fits / POINT_SHARE))
+        if split.shard > MOST_KEYS:
+            raise AmipsError(
+                f"{n:,} keys in {so_many(split.shards, 'shard')}: an index holds {MOST_KEYS:,} keys at most, "
+                "copies among them; take more shards"
+            )
+        phases = _phases(split, min(WORKING, fits / 2), rates)
+        serving = _serving(split, scanned, rates)
         needed = max(serving.memory, *(phase.memory for phase in phases))
         if memory is None or needed <= memory:
-            return Forecast(n, d, m, count, shards, c, r, phases, serving, source)
-        if machines is not None or part <= FEWEST_KEYS:
-            number = f"machines={count}" if machines is not None else "however many machines there are"
+            return Forecast(n, d, m, count, split.shards, split.c, r, phases, serving, source)
+        no_help = wanted is not None and count >= wanted
+        if machines is not None or no_help or n <= FEWEST_KEYS * count or count >= MOST_MACHINES:
+            number = "however many machines there are" if machines is None else f"machines={count}"
+            number = f"shards={wanted}" if machines is None and no_help else number
             raise AmipsError(
                 f"{number}: each would need {needed:.3g} bytes of memory, and has {memory:.3g}; "
                 "give more of either, or fewer queries"
             )
-        count = math.ceil(1.1 * count)
+        count = min(MOST_MACHINES, math.ceil(1.1 * count))
 
 
-def _phases(
-    n: int, part: int, shard: int, d: int, m: int, c: int, r: int, working: float, rates: Rates
-) -> list[Phase]:
-    raw = 4.0 * part * d
+def so_many(count: int, word: str) -> str:
+    """A count with its word, in the plural where there is not one."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+@dataclass(frozen=True)
+class _Split:
+    """n keys of dimension d, m queries, codes of r dimensions; in shards, on machines.
+
+    `point_bytes` bounds what k-means learns from.
+    """
+
+    n: int
+    d: int
+    m: int
+    r: int
+    machines: int
+    shards: int
+    point_bytes: float
+
+    @property
+    def part(self) -> int:
+        """Keys of a machine, where all work at once."""
+        return math.ceil(self.n / self.machines)
+
+    @property
+    def shard(self) -> int:
+        """Keys of a shard, copies of others' among them."""
+        return self.n if self.shards == 1 else math.ceil((1 + COPIES) * self.n / self.shards)
+
+    @property
+    def shards_each(self) -> int:
+        """Shards of the machine that has most of them; where there are fewer than machines, each has one."""
+        return math.ceil(self.shards / self.machines)
+
+    @property
+    def c(self) -> int:
+        """Cells of a shard."""
+        return default_count(self.shard)
+
+    @property
+    def all_cells(self) -> int:
+        """Cells of all keys: of the only index, or those that are grouped into shards."""
+        count = default_count(self.n)
+        return count if self.shards == 1 else max(count, min(CELLS_PER_SHARD * self.shards, self.n // 4))
+
+    @property
+    def log_of_shard(self) -> int:
+        """Training queries of a shard: on average those of one shard or two want its keys."""
+        return self.m if self.shards == 1 else min(SHARD_QUERIES, math.ceil(2 * self.m / self.shards))
+
+    def points(self, n: int, c: int) -> float:
+        """Of n keys those that k-means learns c cells from."""
+        return min(n, max(c, min(POINTS_PER_CELL * c, self.point_bytes / (4 * self.d))))
+
+
+def _phases(split: _Split, working: float, rates: Rates) -> list[Phase]:
+    n, d, m, c = split.n, split.d, split.m, split.all_cells
     log = m * (4.0 * d + 8.0 * DEPTH)
-    shards_each = part / shard
-    labelling = raw / rates.passes + 2.0 * part * d * m / rates.exact
-    points = min(shard, POINTS_PER_CELL * c)
-    cells = 2.0 * ITERATIONS * points * c * d / rates.kmeans + 2.0 * shard * c * d / rates.assign
-    rank = reduced_dimension(d, RANK_FRACTION)
-    weights = rank * (d + c)
-    # Queries are asked of a shard if its keys are among their top keys: on average of one shard or two.
-    train = EPOCHS * min(m, 2.0 * m * shard / n) * 6 * weights / rates.train
-    coding = code_seconds_of((1 + SPILL_FRACTION) * shard, d, r, rates)
-    second = second_seconds_of(shard, d, c, m, rates)
-    measure = HELD_OUT * POINTS * _query_seconds(shard, d, r, c, scanned_share(shard), rates)
-    on_disk = cell_bytes("lean", shard, d, r, 0, SPILL_FRACTION) / 2 + 4.0 * shard * d
-    save = on_disk / rates.save
-    codes = cell_bytes("lean", shard, d, r, 0, SPILL_FRACTION)
+    labelling = 4.0 * n * d / rates.passes + 2.0 * split.part * d * m / rates.exact
+    # Cells that are made with the labels are found by all machines, more of them by the one that shards.
+    together = split.machines if c == default_count(n) else 1
+    weights = reduced_dimension(d, RANK_FRACTION) * (d + c)
+    train = EPOCHS * m * 6.0 * weights / rates.train
+    codes = cell_bytes("lean", split.shard, d, split.r, 0, SPILL_FRACTION)
+    on_disk = codes / 2 + 4.0 * split.shard * d
+    build, build_memory = _build_seconds(split, on_disk, rates), float(codes)
+    if split.shards > 1:  # one after the other, each labelled with queries of its own, and copies before
+        own = 4.0 * split.shard * d / rates.passes + 2.0 * split.shard * d * split.log_of_shard / rates.exact
+        build = split.shards * (own + _cell_seconds(split, split.shard, split.c, rates) + build)
+        build += second_seconds_of(n, d, split.shards, m, rates)
+        build_memory = max(codes, working + EACH_KEY * split.shard)
+    points = 2 * 4.0 * split.points(n, c) * d
     return [
-        Phase("label", labelling, working + EACH_KEY * part, raw + log),
-        Phase("cells", cells * shards_each, 2 * 4.0 * min(points * d, 1 << 28) + 8.0 * shard, 8.0 * part),
-        Phase("train", train * shards_each, log + 16.0 * 4 * weights, 4.0 * weights * shards_each),
-        Phase("build", (second + coding + measure + save) * shards_each, codes, on_disk * shards_each),
+        Phase("label", labelling, working + EACH_KEY * n, 4.0 * split.part * d + log),
+        Phase("cells", _cell_seconds(split, n, c, rates) / together, points + 8.0 * n, 8.0 * n),
+        Phase("train", train, log + 16.0 * 4 * weights, 4.0 * weights),
+        Phase("build", build, build_memory, split.shards * on_disk),
     ]
+
+
+def _cell_seconds(split: _Split, n: int, c: int, rates: Rates) -> float:
+    """k-means, and the cell of every key, by one machine."""
+    d = split.d
+    return 2.0 * ITERATIONS * split.points(n, c) * c * d / rates.kmeans + 2.0 * n * c * d / rates.assign
+
+
+def _build_seconds(split: _Split, on_disk: float, rates: Rates) -> float:
+    """One index: second cells, codes, its operating points, its files."""
+    n, d, r, c = split.shard, split.d, split.r, split.c
+    coding = code_seconds_of((1 + SPILL_FRACTION) * n, d, r, rates)
+    measure = HELD_OUT * POINTS * _query_seconds(n, d, r, c, scanned_share(n), rates)
+    return second_seconds_of(n, d, c, split.log_of_shard, rates) + coding + measure + on_disk / rates.save
 
 
 def code_seconds_of(n: float, d: int, r: int, rates: Rates) -> float:
@@ -208,29 +290,20 @@ def _query_seconds(n: int, d: int, r: int, c: int, scanned: float, rates: Rates)
     )
 
 
-def _serving(
-    n: int,
-    part: int,
-    shard: int,
-    d: int,
-    r: int,
-    c: int,
-    shards: int,
-    machines: int,
-    scanned: float | None,
-    rates: Rates,
-) -> Serving:
+def _serving(split: _Split, scanned: float | None, rates: Rates) -> Serving:
+    n, d, r, shard, shards, machines = split.n, split.d, split.r, split.shard, split.shards, split.machines
     share = scanned_share(n) if scanned is None else check_number("scanned", scanned, above=0, most=1)
     # In all cells of all shards together; s^(log S / log cells) of the shards hold what is looked for.
     cells = max(2, default_count(n))
     contacted = max(1.0, shards * share ** (math.log(shards) / math.log(max(cells, shards))))
     within = min(1.0, share * n / (contacted * shard))
-    alone = _query_seconds(shard, d, r, c, within, rates)
+    alone = _query_seconds(shard, d, r, split.c, within, rates)
     candidates = min(shard, REFINE * TOP)
     hop = HOP if machines > 1 else 0.0
+    codes = cell_bytes("lean", shard, d, r, 0, SPILL_FRACTION)
     return Serving(
-        memory=part / shard * cell_bytes("lean", shard, d, r, 0, SPILL_FRACTION),
-        disk=4.0 * part * d + part / shard * cell_bytes("lean", shard, d, r, 0, SPILL_FRACTION) / 2,
+        memory=split.shards_each * codes,
+        disk=split.shards_each * (4.0 * shard * d + codes / 2),
         scanned=within,
         shards_contacted=contacted,
         latency=alone + hop,

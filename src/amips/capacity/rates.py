@@ -8,6 +8,8 @@ from typing import Any
 from amips.arguments import check_number
 from amips.errors import AmipsError
 from amips.files import read_json, write_json
+from amips.resources import processor, threads
+from amips.terminal import one_line
 
 FORMAT = 1
 
@@ -52,8 +54,8 @@ class Rates:
     random_read: float = 2.0e-5
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"kind": "rates", "format": FORMAT, **asdict(self)}
+        """Plain values, with the machine that is this one."""
+        return {"kind": "rates", "format": FORMAT, "machine": _this_machine(), **asdict(self)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any], where: str) -> "Rates":
@@ -80,4 +82,17 @@ def load_rates(path: str | Path | None = None) -> tuple[Rates, str]:
     place = rates_file() if path is None else Path(path)
     if path is None and not place.exists():
         return Rates(), "shipped with amips; measure this machine with: amips plan --calibrate"
-    return Rates.from_json(read_json(place, AmipsError), str(place)), str(place)
+    values = read_json(place, AmipsError)
+    rates = Rates.from_json(values, str(place))
+    measured, here = str(values.get("machine", "an unknown machine")), _this_machine()
+    if measured == here:
+        return rates, str(place)
+    return rates, (
+        f"{one_line(f'{place}, of {measured}')}, not of this machine, {here}; "
+        "measure this one with: amips plan --calibrate"
+    )
+
+
+def _this_machine() -> str:
+    count = threads()
+    return f"{processor()}, {count} thread" + ("s" if count > 1 else "")

@@ -3,6 +3,8 @@
 from amips.cells.aware import STRENGTH, check_top, make_cells, query_aware, towards_queries, wanted_by
 from amips.cells.clustering import (
     ITERATIONS,
+    POINT_BYTES,
+    POINT_SHARE,
     POINTS_PER_CELL,
     Cells,
     assign,
@@ -20,6 +22,8 @@ from amips.cells.outside import SAME_NORM, IVFParts, Placement, from_faiss, ivf_
 __all__ = [
     "ITERATIONS",
     "POINTS_PER_CELL",
+    "POINT_BYTES",
+    "POINT_SHARE",
     "SAME_NORM",
     "STRENGTH",
     "Cells",

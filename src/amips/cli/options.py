@@ -22,6 +22,7 @@ from amips.version import __version__
 
 _WHOLE, _MOST = re.compile(r"\s*-?[0-9]{1,19}\s*"), 2**63 - 1  # of an id
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_AMOUNTS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 TRUSTED_HELP = "A public key: refuse a bundle that it did not sign. May be repeated."
 KEEP_LOG_HELP = "Training queries that the bundle keeps for drift and refit, at most; 0 for none."
 IDS_HELP = "Ids of the keys: .npy, FILE.parquet:COLUMN, or text with one a line.  [default: row numbers]"
@@ -38,6 +39,15 @@ def size(text: str) -> int:
         return int(float(number.removesuffix(unit)) * _BYTES[unit])
     except (ValueError, OverflowError):
         raise click.BadParameter(f"{text!r} is not a size; write it like 500M or 2G") from None
+
+
+def amount(text: str) -> float:
+    """How many, written like 1e9, 200K, 10M or 2.5B (thousands, millions, thousands of millions)."""
+    unit = text[-1:].upper() if text[-1:].upper() in _AMOUNTS else ""
+    try:
+        return float(text[: len(text) - len(unit)]) * _AMOUNTS[unit]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number; write it like 1e7, 200K, 10M or 2.5B") from None
 
 
 def number_or_word(text: str) -> int | float | str:

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 import amips
-from amips.capacity import Forecast, calibrate, rates_file
-from amips.cli.options import cli, echo, path, size
+from amips.capacity import Forecast, calibrate, rates_file, so_many
+from amips.cli.options import amount, cli, echo, path, size
 from amips.tables import text_table
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -16,9 +16,9 @@ TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"),
 
 
 @cli.command()
-@click.option("--keys", type=float, help="How many keys, such as 1e9.")
+@click.option("--keys", type=amount, help="How many keys, such as 1e9, 10M or 2.5B.")
 @click.option("--dim", type=int, help="Their dimension.")
-@click.option("--queries", type=float, help="How many queries are learned from, such as 1e6.")
+@click.option("--queries", type=amount, help="How many queries are learned from, such as 1e6 or 200K.")
 @click.option("--machines", type=int, help="How many there are.  [default: as few as the memory allows]")
 @click.option("--memory", type=size, help="Of each machine, such as 64G.  [default: enough for all]")
 @click.option("--shards", type=int, help="Parts of the keys, an index each.  [default: one a machine]")
@@ -45,14 +45,15 @@ def plan(
     Time, memory, disk and machines of labelling, training, building and serving, from a cost model with the
     rates of this machine, which --calibrate measures and keeps.
     """
+    numbers = [keys, dim, queries]
+    if None in numbers and not (measure and not any(numbers)):  # before half a minute of measuring
+        raise click.UsageError("give --keys, --dim and --queries, or --calibrate alone")
     if measure:
         place = constants or rates_file()
         calibrate(None if as_json else echo).save_to(place)
         echo(f"saved {place}", err=as_json)
-    if keys is None and dim is None and queries is None and measure:
-        return
     if keys is None or dim is None or queries is None:
-        raise click.UsageError("give --keys, --dim and --queries, or --calibrate alone")
+        return
     limits: dict[str, Any] = {"machines": machines, "memory": memory, "shards": shards, "scanned": scanned}
     forecast = amips.plan(keys, dim, queries, rates=constants, **limits)
     echo(json.dumps(forecast.to_json(), indent=1) if as_json else _shown(forecast))
@@ -67,15 +68,17 @@ def _shown(forecast: Forecast) -> str:
     serving, shards = forecast.serving, forecast.shards
     lines = [
         f"{forecast.keys:,} keys of dimension {forecast.dim}, {forecast.queries:,} queries; "
-        f"{forecast.machines:,} machines, {shards:,} shards of {forecast.cells:,} cells, "
+        f"{so_many(forecast.machines, 'machine')}, {so_many(shards, 'shard')} of "
+        f"{so_many(forecast.cells, 'cell')}, "
         f"lean codes of {forecast.dimensions} dimensions",
         "",
         text_table(["phase", "time", "memory a machine", "disk a machine"], rows),
         "",
         f"serving: {_bytes(serving.memory)} of memory and {_bytes(serving.disk)} of disk a machine; a query "
-        f"asks {serving.shards_contacted:.1f} of {shards:,} shards, scans {serving.scanned:.2%} of the keys "
-        f"there, and takes {_time(serving.latency)} ({_time(serving.latency_on_disk)} with its candidates on "
-        f"disk); {serving.queries_a_second:,.0f} queries a second on one thread a machine",
+        f"asks {serving.shards_contacted:.1f} of {so_many(shards, 'shard')}, "
+        f"scans {serving.scanned:.2%} of the keys there, and takes {_time(serving.latency)} "
+        f"({_time(serving.latency_on_disk)} with its candidates on disk); "
+        f"{serving.queries_a_second:,.0f} queries a second on one thread a machine",
         f"rates: {forecast.rates}",
     ]
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from amips import exact
 from amips.cells import POINTS_PER_CELL
 from amips.errors import AmipsError, VectorError
 from amips.files import read_json, write_json
-from amips.fitting.candidates import counts
+from amips.fitting.candidates import check_index_memory, counts
 from amips.fitting.clock import PARTITIONS_END, Clock
 from amips.fitting.rate import partition_seconds
 from amips.fitting.settings import Settings
@@ -19,12 +19,19 @@ VAL_BYTES = 24  # working memory of a held-out query for each cell, while a rout
 EXACT_SHARE = 2  # exact search takes this part of the memory: sorting out equal keys takes some, too
 
 
-def check_exact_memory(memory: int, keys: Vectors, k: int) -> None:
-    """VectorError if the memory of a fit is too little for its part that finds the top k keys."""
+def check_memory(settings: Settings, keys: Vectors, k: int) -> None:
+    """AmipsError if the memory of a fit is too little to find the top k keys, or for any index of the keys.
+
+    Before anything is done: what a label costs would be lost.
+    """
+    memory = settings.memory
+    if memory is None:
+        return
     least = EXACT_SHARE * exact.least_memory(keys.d, k)
     if memory < least:
         too_little = f"memory={memory} bytes is too little for d = {keys.d}"
         raise VectorError(f"{too_little}; at least {least} are needed")
+    check_index_memory(settings, keys.n, keys.d)
 
 
 def affordable_cells(

@@ -15,6 +15,7 @@ from amips.errors import AmipsError, VectorError
 from amips.exact import check_device
 from amips.extras import needs_extra
 from amips.files import remove_partials
+from amips.fitting.candidates import IndexSizeError
 from amips.fitting.clock import Clock
 from amips.fitting.fitting import Fitting
 from amips.fitting.settings import FIT_MINUTES, Order, Settings
@@ -155,7 +156,11 @@ def fit(
     out = Path(out).resolve()
     with connected(ray), _alone(out) as work:
         fitting = Fitting(work / name, settings, quiet, device, ray, clock)
-        index = with_facts(fitting.run(keys, queries), **facts)
+        try:
+            index = with_facts(fitting.run(keys, queries), **facts)
+        except IndexSizeError:
+            fitting.remove()
+            raise
         save(index, out)
         fitting.remove()
         fitting.say(f"saved {out}")

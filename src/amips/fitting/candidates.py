@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.builder import Builder
+from amips.builder import LEAN_FRACTIONS, Builder
 from amips.cells import STRENGTH, default_count
 from amips.design import Design, Storage
 from amips.errors import AmipsError
@@ -37,6 +37,10 @@ CODES_KEEP = (
 
 # Of the memory, that an index may take while it is built: the best so far is held beside it.
 INDEX_SHARE = 0.3
+
+
+class IndexSizeError(AmipsError):
+    """No index of the keys is within the memory: a call with more of it begins anew."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,7 @@ class Estimator:
             return fitting
         if self.settings.storage is None and self.fits("pq", None):
             return [("pq", None)]
-        smallest = min(self._bytes(*way) for way in ways)
-        raise AmipsError(
-            f"memory={self.settings.memory}: an index of these {self.builder.task.n:,} keys takes "
-            f"{int(smallest / INDEX_SHARE):,} bytes at least; give more, or spread the keys over machines"
-        )
+        raise _too_little(self.settings, self.builder.task.n, min(self._bytes(*way) for way in ways))
 
     def fits(self, storage: Storage, dimensions: int | None, spill: float = 0.0) -> bool:
         """Whether an index of such cells is within the bound on the memory, if there is one."""
@@ -141,6 +141,25 @@ class Estimator:
             sizes = sizes + np.bincount(second[second >= 0], minlength=cells.count)
         x, top = np.asarray(val.queries), np.asarray(val.top_ids)[:, :TOP]
         return RoutingEstimate.by(router, x, top, cells.assignment, sizes, second=second)
+
+
+def check_index_memory(settings: Settings, n: int, d: int) -> None:
+    """AmipsError if the memory is too little for the smallest index that n keys of dimension d may have.
+
+    Which dimensions lean codes need is not known before there are top keys: it is taken to be the fewest.
+    """
+    fewest = reduced_dimension(d, min(LEAN_FRACTIONS))
+    storages: Sequence[Storage] = ("sq8", "pq", "lean") if settings.storage is None else (settings.storage,)
+    smallest = min(cell_bytes(one, n, d, fewest, pq_parts(d)) for one in storages)
+    if settings.memory is not None and smallest > INDEX_SHARE * settings.memory:
+        raise _too_little(settings, n, smallest)
+
+
+def _too_little(settings: Settings, n: int, smallest: int) -> IndexSizeError:
+    return IndexSizeError(
+        f"memory={settings.memory}: an index of these {n:,} keys takes "
+        f"{int(smallest / INDEX_SHARE):,} bytes at least; give more, or spread the keys over machines"
+    )
 
 
 def counts(n: int, wanted: int | None) -> list[int]:

@@ -26,7 +26,7 @@ from amips.cells import POINTS_PER_CELL
 from amips.design import MEMORY, OWN, Design, GraphStorage
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, remove_directory, write_json
-from amips.fitting.affordable import EXACT_SHARE, ITERATIONS, affordable_cells, check_exact_memory
+from amips.fitting.affordable import EXACT_SHARE, ITERATIONS, affordable_cells, check_memory
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
 from amips.fitting.clock import BUILD_END, LABEL_TIME, PARTITIONS_END, SECOND_END, TRAINING_END, Clock
 from amips.fitting.ending import Ending
@@ -67,8 +67,7 @@ class Fitting(Trials):
 
     def run(self, keys: Vectors, queries: Vectors) -> Snapshot:
         """The best index, with its report."""
-        if self.settings.memory is not None:
-            check_exact_memory(self.settings.memory, keys, min(self._depth, keys.n))
+        check_memory(self.settings, keys, min(self._depth, keys.n))
         task = self._label(keys, queries)
         self.clock.note_labelled()
         graph = self._tries_graph(task)

@@ -19,6 +19,7 @@ Bytes = NDArray[np.uint8]
 FEWEST_KEYS = {"pq": 256, "lean": 16}  # as many as a code has values
 PQ_DIMENSIONS_PER_BYTE = 4
 SAMPLE_BYTES = 1 << 24  # of keys that codes are learned from
+WAITING_BYTES = 1 << 24  # of codes that are put into their cells at a time: each cell takes microseconds
 
 
 def fill(
@@ -64,6 +65,7 @@ def fill(
             ids, cells = np.append(ids, ids[twice]), np.append(cells, second[ids[twice]])
         block, cells = np.ascontiguousarray(block), np.ascontiguousarray(cells, np.int64)
         lists.add(block, ids, cells)
+    lists.write()
     return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index, means
 
 
@@ -82,15 +84,26 @@ class _ExactLists:
             sizes = sizes + np.bincount(second[second >= 0], minlength=c)
         self.width, self.filled = int(index.code_size), np.zeros(c, np.int64)
         self.sizes = sizes
+        self._waiting: list[tuple[Bytes, Ids, Ids]] = []  # codes, ids and cells
         for cell, size in enumerate(sizes.tolist()):
             if size:
                 index.invlists.resize(cell, size)
         index.ntotal = int(sizes.sum())
 
     def add(self, rows: Floats, ids: Ids, cells: Ids) -> None:
-        """The next keys, coded, at the end of what is in their cells."""
+        """Code the next keys, whose turn it then is in their cells."""
         codes = np.empty((len(rows), self.width), np.uint8)
         self.index.encode_vectors(len(rows), *(faiss.swig_ptr(a) for a in (rows, cells, codes)))
+        self._waiting.append((codes, ids, cells))
+        if sum(part.nbytes for parts in self._waiting for part in parts) >= WAITING_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """Put what is coded at the end of what is in its cells."""
+        if not self._waiting:
+            return
+        codes, ids, cells = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting.clear()
         order = np.argsort(cells, kind="stable")
         present, starts = np.unique(cells[order], return_index=True)
         codes, ids, lists = codes[order], ids[order], self.index.invlists

@@ -12,6 +12,7 @@ made. Its second cell follows the rule of the build (`amips.search.spill`), up t
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -158,7 +159,8 @@ class Placer:
     Args:
         centroids: of the cells, [c, d].
         scales: how long the mean point of each cell is in the direction of its centroid, [c].
-        gram: the products of these means, [c, c].
+        means: of the cells, in that direction, [c, d]. Their products with each other are made as they are
+            asked for: all together are c^2, 640 MB for ten million keys.
         bound: how good a second cell must be: as many keys get one as there were; None for none at all.
     """
 
@@ -166,7 +168,7 @@ class Placer:
     router: Router
     centroids: Floats
     scales: Floats
-    gram: Floats
+    means: Floats
     bound: float | None
 
     @classmethod
@@ -205,6 +207,12 @@ class Placer:
             second[rows][value > self.bound] = -1
         return first, second
 
+    @cached_property
+    def _lengths(self) -> Floats:
+        """|c_j|^2 of the means, [c]."""
+        lengths: Floats = np.einsum("ij,ij->i", self.means, self.means)
+        return lengths
+
     def _second(self, products: Floats, points: Floats, own: Cells32) -> tuple[Cells32, Floats]:
         """The best second cell of points z [m, d], and how good it is: less is better.
 
@@ -212,19 +220,19 @@ class Placer:
         direction: then <z, c_j>, from `products` with the centroids, is all that is needed of z. They are
         overwritten.
         """
-        scales, gram = self.scales, self.gram
+        means, lengths = self.means, self._lengths
         rows, squares = np.arange(len(points)), np.einsum("ij,ij->i", points, points)
-        products *= scales
+        products *= self.scales
         to_own = products[rows, own].copy()
-        length = np.maximum(squares - 2 * to_own + gram[own, own], 1e-12)
+        length = np.maximum(squares - 2 * to_own + lengths[own], 1e-12)
         # <r, r'> = |z|^2 - <z, c_own> - <z, c_j> + <c_own, c_j>, in passes over one table.
-        loss = gram[own]
+        loss = means[own] @ means.T
         loss -= products
         loss += (squares - to_own)[:, None]
         np.square(loss, out=loss)
         loss *= (np.float32(PARALLEL) / length)[:, None]
         products *= -2
-        products += np.diag(gram)
+        products += lengths
         loss += products
         loss[rows, own] = np.inf
         second = loss.argmin(axis=1)
@@ -232,7 +240,7 @@ class Placer:
 
 
 def _means(placement: Placement, store: OwnCells, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """`scales` and `gram` of a `Placer`, from these keys."""
+    """`scales` and `means` of a `Placer`, from these keys."""
     cells, centroids = store.assignment[rows], store.centroids
     sums, step = np.zeros(len(centroids)), 1 << 14
     for low in range(0, len(cells), step):
@@ -242,5 +250,4 @@ def _means(placement: Placement, store: OwnCells, rows: NDArray[np.int64]) -> tu
     counts = np.bincount(cells, minlength=len(centroids))
     squares = np.maximum(np.einsum("ij,ij->i", centroids, centroids), 1e-30)
     scales = np.where(counts > 0, sums / np.maximum(counts, 1) / squares, 1).astype(np.float32)
-    scaled = centroids * scales[:, None]
-    return scales, scaled @ scaled.T
+    return scales, centroids * scales[:, None]

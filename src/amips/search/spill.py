@@ -32,6 +32,7 @@ from amips.vectors import Vectors
 PARALLEL, SAVED = 3.0, 0.1  # w and u
 MOST_QUERIES = 1 << 18  # of the log that are looked at
 BLOCK_FLOATS = 1 << 21
+CODE_BYTES = 4 * 48  # of a pair of missed key and cell: its copies, in a quarter of the memory
 
 
 def second_cells(
@@ -77,7 +78,7 @@ def ranked(
     """A second cell for every key [n], and the keys in the order in which they should get it."""
     second, value = np.full(task.n, -1, np.int32), np.full(task.n, np.inf, np.float32)
     keys, queries = task.key_vectors, task.train.vectors
-    codes, times = _saved(task, router, queries, recall)
+    codes, times = _saved(task, router, queries, recall, memory)
     own, step = task.cells.assignment, max(1, BLOCK_FLOATS // task.c)
     points = towards_queries(keys, queries, np.asarray(task.train.top_ids)[:, :TOP], strength, memory)
     means = cell_means(points, own, task.c)
@@ -99,9 +100,12 @@ def ranked(
 
 
 def _saved(
-    task: Task, router: Router, queries: Vectors, recall: float
+    task: Task, router: Router, queries: Vectors, recall: float, memory: int | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How often each cell would have saved a key, as key * c + cell, ascending, and how often."""
+    """How often each cell would have saved a key, as key * c + cell, ascending, and how often.
+
+    With a bound on the memory, of as many queries, drawn at random, as there is room for.
+    """
     cells = task.cells
     x, top = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
     on_val = RoutingEstimate.by(router, x, top, cells.assignment, cells.sizes)
@@ -109,6 +113,9 @@ def _saved(
     rows = np.arange(queries.n)
     if queries.n > MOST_QUERIES:
         rows = np.sort(np.random.default_rng(0).choice(queries.n, MOST_QUERIES, replace=False))
+    room = None if memory is None else memory // CODE_BYTES
+    if room is not None:
+        rows = np.random.default_rng(1).permutation(rows)
     codes = []
     step = max(1, BLOCK_FLOATS // cells.count)
     for low in range(0, len(rows), step):
@@ -121,6 +128,8 @@ def _saved(
         of, place = np.nonzero(~np.take_along_axis(probed, block_routing.top_cells, axis=1))
         pair, cell = np.nonzero(probed[of])
         codes.append(top[of, place][pair] * cells.count + cell)
+        if room is not None and (room := room - len(pair)) <= 0:
+            break
     return np.unique(np.concatenate(codes), return_counts=True)
 
 

@@ -4,9 +4,9 @@ from amips.sharding.deployment import connect_shards, deploy_shards, remove_shar
 from amips.sharding.directory import is_sharded, load_shards
 from amips.sharding.grouping import Wants, expected_shards, group_cells
 from amips.sharding.load_any import load, refuse_options
-from amips.sharding.partition import COPIES, KINDS, SLACK, Partition, divide
+from amips.sharding.partition import CELLS_PER_SHARD, COPIES, KINDS, SLACK, Partition, divide
 from amips.sharding.router import ShardRouter
-from amips.sharding.shard_call import shard
+from amips.sharding.shard_call import FEWEST_QUERIES, SHARD_QUERIES, shard
 from amips.sharding.sharded import (
     EFFORT,
     UNCHANGED,
@@ -19,9 +19,12 @@ from amips.sharding.sharded import (
 )
 
 __all__ = [
+    "CELLS_PER_SHARD",
     "COPIES",
     "EFFORT",
+    "FEWEST_QUERIES",
     "KINDS",
+    "SHARD_QUERIES",
     "SLACK",
     "UNCHANGED",
     "Answer",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from amips.arguments import check_number, check_path, check_whole
+from amips.arguments import check_flag, check_number, check_path, check_whole
 from amips.cluster import check_address, join
 from amips.errors import AmipsError, BundleError
 from amips.extras import needs_extra
@@ -35,8 +35,8 @@ GRACE = 1.0  # seconds for Ray to give an answer back, after its time
 class ShardServer:
     """A replica of a shard: its bundle, opened once, which must be the one that was made for the shard."""
 
-    def __init__(self, path: str, digest: str, size: int) -> None:
-        self.bundle, self.digest = open_shard(Path(path), digest, size), digest
+    def __init__(self, path: str, digest: str, size: int, mmap: bool = False) -> None:
+        self.bundle, self.digest = open_shard(Path(path), digest, size, mmap=mmap), digest
         self.bundle.prepare()
 
     def search(self, digest: str, x: Floats, k: int, recall: float) -> Results:
@@ -149,6 +149,7 @@ def deploy_shards(
     name: str = "amips",
     address: str | None = None,
     cpus: float = 1.0,
+    mmap: bool = False,
     timeout: float = TIMEOUT,
     starting: float = STARTING,
 ) -> ShardedIndex:
@@ -163,10 +164,12 @@ def deploy_shards(
         name: of the deployment.
         address: of the cluster, if this process is not connected yet: "auto" for the one on this machine.
         cpus: that each replica reserves.
+        mmap: leave the float32 keys on disk, as of `amips.load`: replicas then hold codes.
         timeout: seconds that shards have to answer.
         starting: seconds that all replicas have to start; if one has not, all are taken from the cluster.
     """
     replicas, timeout = check_whole("replicas", replicas, 1), check_number("timeout", timeout, above=0)
+    mmap = check_flag("mmap", mmap)
     cpus, starting = check_number("cpus", cpus, least=0), check_number("starting", starting, above=0)
     path = Path(check_path("path", path, error=BundleError)).absolute()
     index = read_shards(
@@ -183,7 +186,7 @@ def deploy_shards(
         for shard, (digest, size) in enumerate(zip(index.digests, index.sizes.tolist(), strict=True)):
             options: Any = {"num_replicas": replicas, "ray_actor_options": {"num_cpus": cpus}}
             place = str(shard_path(path, shard))
-            bound = server.options(name="shard", **options).bind(place, digest, size)
+            bound = server.options(name="shard", **options).bind(place, digest, size, mmap)
             targets.append(serve.RunTarget(bound, name=names[shard], route_prefix=None))
         serve.run_many(targets, wait_for_applications_running=False)
         try:

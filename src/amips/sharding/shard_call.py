@@ -3,6 +3,8 @@
 import hashlib
 import shutil
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +30,26 @@ from amips.nets import DEFAULT_MINUTES
 from amips.npy import load_npy, save_npy
 from amips.progress import Bar
 from amips.resources import plain_resource_errors
-from amips.search import GraphSearcher, Index, compacted, load, plain_index
-from amips.sharding.directory import LOCK, MANIFEST, PLAN, ROUTER, WORK, load_shards, shard_path, write_shards
+from amips.search import GraphSearcher, Index, keys_at, load, plain_index
+from amips.sharding.directory import (
+    LOCK,
+    MANIFEST,
+    PLAN,
+    ROUTER,
+    WORK,
+    is_sharded,
+    load_shards,
+    shard_path,
+    write_shards,
+)
 from amips.sharding.partition import COPIES, KINDS, SLACK, Kind, Partition, divide
 from amips.sharding.shard_measuring import measure_shards
 from amips.sharding.sharded import LocalShards, ShardedIndex
 from amips.task import Task, label, load_task
-from amips.vectors import Floats, unit_rows
+from amips.vectors import Vectors, unit_rows
 
 SHARD_QUERIES = 20_000  # of the log that a shard is labelled with, at most
+WHOLE = "shard the task or the bundle that they were made of"
 FEWEST_QUERIES = 50  # that a shard is labelled with: others are taken where too few want its keys
 
 
@@ -57,7 +70,8 @@ def shard(
     """Divide keys into shards such that each query needs few of them, one bundle a shard.
 
     Query-aware cells are grouped so that the top keys of a training query lie in few shards of even size; a
-    router of shards is chosen on val. The same call continues what was interrupted.
+    router of shards is chosen on val. The same call continues what was interrupted. One shard is in memory at
+    a time: keys are read from their files in blocks, and what comes back has them mapped (`mmap=True`).
 
     Args:
         source: a task or its directory; or a bundle, whose kept log takes the place of the queries.
@@ -104,7 +118,7 @@ def shard(
         if not (out / MANIFEST).is_file():
             remove_partials(out)
             _make(out, task, index, shards, kinds, copies, slack, recall, minutes, seed, progress)
-    return load_shards(out)
+    return load_shards(out, mmap=True)
 
 
 def _make(
@@ -132,7 +146,7 @@ def _make(
     )  # fmt: skip
     _keep_partition(out, partition)
     inner = (1 + recall) / 2 if recall < 1 else 1.0
-    bundles = _make_bundles(out, task, partition, labels, inner, seed, progress)
+    _make_bundles(out, task, partition, labels, inner, seed, progress)
     (out / ROUTER).mkdir(exist_ok=True)
     routing = partition.estimate(task.val)
     about = {
@@ -143,7 +157,7 @@ def _make(
     }
     sharded = ShardedIndex(
         router=partition.router,
-        shards=LocalShards(bundles),
+        shards=LocalShards([]),
         sizes=partition.sizes,
         n=task.n,
         d=task.d,
@@ -156,7 +170,8 @@ def _make(
     )
     x, top = np.asarray(task.val.queries), np.asarray(task.val.top_ids)[:, :TOP]
     true = top if labels is None else labels[top]
-    sharded = replace(sharded, points=measure_shards(sharded, x, true, task.val.source, recall))
+    points = measure_shards(sharded, x, true, task.val.source, recall, partial(_open_made, out))
+    sharded = replace(sharded, points=points)
     asked = sharded.choose_shards(x, best_effort=True)
     about["asked_on_val"] = float(asked.sum(axis=1).mean())
     write_shards(out, sharded)
@@ -181,10 +196,9 @@ def _make_bundles(
     recall: float,
     seed: int,
     progress: bool,
-) -> list[Index]:
+) -> None:
     """One bundle a shard, those that are there already left as they are."""
     top = np.asarray(task.train.top_ids)[:, :TOP]
-    bundles = []
     with Bar(partition.router.count, "bundles", "shards", progress) as shown:
         for number in range(partition.router.count):
             place = shard_path(out, number)
@@ -194,7 +208,7 @@ def _make_bundles(
                 wanting = np.flatnonzero(inside[top].any(axis=1))
                 rows = _sample(wanting, len(top), np.random.default_rng([seed, 43, number]))
                 part = label(
-                    task.key_vectors.take(ids),
+                    _some_of(task.key_vectors, ids),
                     task.train.vectors.take(rows),
                     out=out / WORK / f"task-{number:03d}",
                     seed=seed,
@@ -202,9 +216,16 @@ def _make_bundles(
                 names = ids if labels is None else labels[ids]
                 build(part, out=place, recall=recall, ids=names, seed=seed, keep_log=0).close()
                 shutil.rmtree(out / WORK / f"task-{number:03d}", ignore_errors=True)
-            bundles.append(load(place, watch=False))
             shown.update()
-    return bundles
+
+
+def _some_of(keys: Vectors, ids: NDArray[np.int64]) -> Vectors:
+    """Keys with these ids, read as they are asked for."""
+    return Vectors("keys of the shard", len(ids), keys.d, lambda low, high: keys.take(ids[low:high]))
+
+
+def _open_made(out: Path, shard: int) -> Index:
+    return load(shard_path(out, shard), mmap=True, watch=False)
 
 
 def _sample(wanting: NDArray[np.int64], m: int, rng: "np.random.Generator") -> NDArray[np.int64]:
@@ -223,11 +244,15 @@ def _opened(source: Any) -> tuple[Task | None, Index | None]:
         return source, None
     if isinstance(source, Index):
         return None, source
+    if isinstance(source, ShardedIndex):
+        raise BundleError(f"{source!r} is in shards already; {WHOLE}")
     source = check_path("source", source, error=BundleError)
+    if is_sharded(source):
+        raise BundleError(f"{source} is in shards already; {WHOLE}")
     kinds = manifest_kinds(Path(source)) if Path(source).is_dir() else set()
     if "bundle" not in kinds:
         return load_task(source), None
-    index = load(source, watch=False)
+    index = load(source, mmap=True, watch=False)
     if not isinstance(index, Index):
         raise BundleError(f"{source} routes a FAISS index of your own, which has the keys: shard a task")
     return None, index
@@ -236,31 +261,37 @@ def _opened(source: Any) -> tuple[Task | None, Index | None]:
 def _fingerprint(index: Index | None) -> str:
     """Of the live keys of a bundle, their ids and its log: what was changed makes other shards."""
     assert index is not None
-    snapshot = compacted(index.snapshot)
-    log, labels = plain_index(snapshot).origin.log, snapshot.labels
-    parts = [_keys(index, snapshot), *([] if log is None else [log.train, log.val])]
+    keys, labels = _live(index)
+    log = plain_index(index.snapshot).origin.log
     digest = hashlib.sha256()
-    for part in [*parts, *([] if labels is None else [labels])]:
+    for part in chain((block for _, block in keys.blocks()), [] if log is None else [log.train, log.val]):
         digest.update(np.ascontiguousarray(part).view(np.uint8).data)
+    if labels is not None:
+        digest.update(np.ascontiguousarray(labels).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def _task_of(index: Index, place: Path, seed: int, progress: bool) -> tuple[Task, NDArray[Any] | None]:
     """The live keys of a bundle, labelled with the log that it keeps, and their ids."""
-    snapshot = compacted(index.snapshot)
-    log = plain_index(snapshot).origin.log
+    log = plain_index(index.snapshot).origin.log
     if log is None:
         raise BundleError("the bundle keeps no log to learn shards from: shard a task, or fit with keep_log")
-    keys = _keys(index, snapshot)
+    keys, labels = _live(index)
     queries = np.concatenate([log.train, log.val]).astype(np.float32)
-    return label(keys, unit_rows(queries)[0], out=place, seed=seed, progress=progress), snapshot.labels
+    return label(keys, unit_rows(queries)[0], out=place, seed=seed, progress=progress), labels
 
 
-def _keys(index: Index, snapshot: Any) -> Floats:
-    """All keys of a snapshot, [n, d]."""
+def _live(index: Index) -> tuple[Vectors, NDArray[Any] | None]:
+    """The keys of a bundle that were not removed, read as they are wanted; their ids, if not 0..n-1."""
+    snapshot = index.snapshot
     plain = plain_index(snapshot)
-    if isinstance(plain, GraphSearcher):
-        return plain.store.keys
-    if not isinstance(plain.store, OwnCells):
+    if not isinstance(plain, GraphSearcher) and not isinstance(plain.store, OwnCells):
         raise BundleError(f"{index!r} leaves its keys with another library: shard a task")
-    return plain.store.keys_at(np.arange(plain.n))
+    alive, labels = plain.alive, plain.labels
+    if alive is None:
+        return Vectors(
+            "keys", plain.n, plain.d, lambda low, high: keys_at(snapshot, np.arange(low, high))
+        ), labels
+    kept = alive.numbers
+    labels = kept if labels is None else labels[kept]
+    return Vectors("keys", len(kept), plain.d, lambda low, high: keys_at(snapshot, kept[low:high])), labels

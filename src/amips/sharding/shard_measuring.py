@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +49,12 @@ def shard_cost(bundle: Index, x: Floats, recall: float) -> Cost:
 
 
 def measure_shards(
-    index: "ShardedIndex", x: Floats, top: NDArray[Any], source: NDArray[Any], target_recall: float
+    index: "ShardedIndex",
+    x: Floats,
+    top: NDArray[Any],
+    source: NDArray[Any],
+    target_recall: float,
+    opened: Callable[[int], Index] | None = None,
 ) -> list[Point]:
     """Recall and cost on queries by bound on the mass, and of asking all shards for everything.
 
@@ -59,16 +65,18 @@ def measure_shards(
         top: the ids of their true top keys, [m, 10].
         source: of each query, [m]: those of one source are no independent evidence.
         target_recall: about which points lie close together.
+        opened: gives the bundle of a shard, which is then let go of; those of the index if None.
     """
     shards = len(index.sizes)
     hit_in = np.zeros((len(x), top.shape[1], shards), np.bool_)
     flops, scanned = np.zeros((len(x), shards)), np.zeros((len(x), shards))
     for shard in range(shards):
-        bundle = index.local(shard)
+        bundle = index.local(shard) if opened is None else opened(shard)
         ids = search_shard(bundle, x, TOP, index.inner_recall)[1]
         hit_in[:, :, shard] = (top[:, :, None] == ids[:, None, :]).any(axis=2)
         cost = shard_cost(bundle, x, index.inner_recall)
         flops[:, shard], scanned[:, shard] = cost.flops, cost.scanned
+        del bundle  # before the next one is opened
 
     def point(min_mass: float) -> Point:
         chosen = index.choose_shards(x, TOP, min_mass=min_mass)
