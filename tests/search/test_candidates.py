@@ -21,7 +21,7 @@ def test_ten_million_keys_allow_fifty_thousand_candidates():
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory):
-    """A task whose keys are four crowds, each of keys that differ in directions which 4 bits hardly tell apart."""
+    """A task whose keys are four crowds, each of keys that differ in what codes hardly tell apart."""
     rng = np.random.default_rng(0)
     topics = rng.standard_normal((TOPICS, D), np.float32)
     keys = topics[rng.integers(0, TOPICS, N)] + 0.1 * rng.standard_normal((N, D), np.float32)
