@@ -324,7 +324,7 @@ class ChangingIndex:
             if opened is not None and (self._writer is None or not self._writer.holds(opened)):
                 self.close()
                 if opened.signed:
-                    raise AmipsError(f"{opened.path} is signed: its signature would not hold any more")
+                    raise AmipsError(f"{opened.path} is signed: save it elsewhere, change that, and sign it")
                 self._writer = Writer(opened.path)
                 try:
                     self._refresh()
