@@ -240,7 +240,7 @@ class TestCommands:
 
 
 def test_changes_are_compacted_before_they_are_signed(bundle, keys):
-    """A signature is of what the manifest lists: with changes behind it, it could neither be used nor undone."""
+    """With changes behind it, a signature could neither be used nor undone."""
     (bundle / SIGNATURE).unlink()
     with amips.load(bundle) as index:
         index.add(np.ones((1, index.d), np.float32), ["new"])
