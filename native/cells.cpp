@@ -162,15 +162,20 @@ class Scan {
 
   void score_again() {
     if (count > asked.candidates) cut();
-    const CellPart *first = cells.parts, *last = cells.parts + cells.count - 1;
+    // The last part that begins no later: there are few parts.
+    const auto part_of = [&](int64_t CellPart::* begin, int64_t at) {
+      const CellPart* part = cells.parts + cells.count - 1;
+      while (at < part->*begin) part--;
+      return part;
+    };
     const auto key = [&](int64_t a) {
       const int64_t id = int64_t(s.candidates[a]);
-      const CellPart* part = id < last->first ? first : last;
+      const CellPart* part = part_of(&CellPart::first, id);
       return part->keys + (id - part->first) * cells.d;
     };
     for (int64_t a = 0; a < count; a++) {
       const int64_t place = int64_t(PLACE - (s.candidates[a] & PLACE));
-      const CellPart* part = place < last->places ? first : last;
+      const CellPart* part = part_of(&CellPart::places, place);
       s.candidates[a] = uint64_t(part->first + part->entries[place - part->places]);
     }
     for (int64_t a = 0; a < count; a++) {

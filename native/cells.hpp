@@ -14,10 +14,10 @@ struct CellPart {
   int64_t places;          // entries of the parts before
 };
 
-// Everything that a search reads: one part, or two with the same cells and codes, of which one was added later.
+// Everything that a search reads: parts with the same cells and codes, of which all but the first were added later.
 struct Cells {
   int64_t c, d;
-  CellPart parts[2];
+  const CellPart* parts;   // one at least
   int64_t count;           // of parts
   int64_t r;               // values in a code
   const float* projection; // [r, d]

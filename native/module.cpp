@@ -156,19 +156,19 @@ class Scanner {
   Scanner(int64_t c, int64_t d, Array<float> projection, Array<float> codebook, bool twice, Array<float> weights,
           Array<float> reduce)
       : floats{projection, codebook, weights, reduce} {
-    cells = {c, d, {}, 0, int64_t(codebook.shape(0)), data(projection), data(codebook), twice,
+    cells = {c, d, nullptr, 0, int64_t(codebook.shape(0)), data(projection), data(codebook), twice,
              int64_t(weights.shape(1)), data(weights), data(reduce)};
   }
 
-  // The keys that are scanned, and those that were added later, whose numbers follow. `keys` is empty where the
-  // cells hold float32 keys.
+  // The keys that are scanned; then, call by call, those that were added later, whose numbers follow. `keys` is empty
+  // where the cells hold float32 keys.
   void part(nb::object owner, Array<uint64_t> rows, Array<int64_t> start, Array<int64_t> entries, Array<float> keys,
             int64_t first) {
-    if (cells.count == 2) throw std::length_error("cells have two parts at most");
     owners.push_back(owner), addresses.push_back(rows), floats.push_back(keys);
     places.push_back(start), places.push_back(entries);
-    const int64_t before = cells.count ? int64_t(places[1].shape(0)) : 0;
-    cells.parts[cells.count++] = {rows.data(), start.data(), entries.data(), data(keys), first, before};
+    parts.push_back({rows.data(), start.data(), entries.data(), data(keys), first, entries_before});
+    entries_before += int64_t(entries.shape(0));
+    cells.parts = parts.data(), cells.count = int64_t(parts.size());
   }
 
   // x [m, d] of norms near 1 and, if there is no linear router, scores of the cells [m, c], otherwise none;
@@ -205,6 +205,8 @@ class Scanner {
   std::vector<Array<uint64_t>> addresses;
   std::vector<Array<int64_t>> places;  // start and entries of each part
   std::vector<Array<float>> floats;
+  std::vector<CellPart> parts;
+  int64_t entries_before = 0;
   Cells cells;
 };
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import amips
+from amips.index import living_cells
 from helpers import make_world
 
 N, D = 240, 8
@@ -142,7 +143,9 @@ class Living(RuleBasedStateMachine):
         assert set(one[one >= 0].tolist()) <= set(self.present)
 
 
-def test_any_order_of_changes(bundles):
+def test_any_order_of_changes(bundles, monkeypatch):
+    monkeypatch.setattr(living_cells, "FEW", 8)  # so that there are several parts, and folds
+    monkeypatch.setattr(living_cells, "FOLD", 100)
     Living.start = bundles
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     Living.TestCase.settings = settings(

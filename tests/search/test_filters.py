@@ -132,6 +132,9 @@ def test_ids_are_a_filter_too(world):
         index.search(x[:1], K, filter=[1, 2])
     numbered = amips.build(small, storage="flat")
     assert (numbered.search(x[:20], K, filter=chosen)[1] == true_top(keys, x[:20], mask)).all()
+    with pytest.raises(amips.AmipsError, match="give it as bool"):
+        numbered.search(x[:1], K, filter=mask.astype(int))
+    assert (numbered.search(x[0], K, filter=[0, 1, 1])[1] >= 0).sum() == 2
     for wrong in (np.ones(5, bool), "nowhere.npy", [[1, 2]], [1.5], np.ones((N, 2), bool)):
         with pytest.raises(amips.AmipsError):
             numbered.search(x[:1], K, filter=wrong)

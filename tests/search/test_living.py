@@ -1,5 +1,6 @@
 """Keys that come and go: found when a call returns, on disk when a call returns, never half."""
 
+import errno
 import gc
 import pickle
 import shutil
@@ -157,7 +158,7 @@ def test_strings_as_ids(bundles, data, tmp_path):
         (lambda index: index.add("nothing.npy"), "nothing.npy"),
         (lambda index: index.remove([5, 10_000]), "id 10000 is not in this index"),
         (lambda index: index.remove([5, 5]), "same id"),
-        (lambda index: index.remove(["a"]), "are whole numbers"),
+        (lambda index: index.remove(["a"]), "are whole numbers, not strings"),
         (lambda index: index.remove([0.5]), "expected whole numbers or strings"),
         (lambda index: index.update([5], np.ones((2, D))), "2 keys for 1 ids"),
         (lambda index: index.update([10_000], np.ones((1, D))), "not in this index"),
@@ -178,6 +179,7 @@ def test_what_is_wrong_changes_nothing(bundle, data, call, said):
 def test_nothing_to_do_is_no_change(bundle):
     index = amips.load(bundle)
     assert len(index.add(np.empty((0, D), np.float32))) == 0
+    assert len(index.add([])) == 0
     assert index.remove([]) == 0
     index.update([], np.empty((0, D), np.float32))
     assert list(bundle.glob("changes-*")) == []
@@ -190,8 +192,10 @@ def test_every_key_may_go_and_others_come(bundle, data):
     assert index.n == 0
     assert (index.search(queries[:5], 3)[1] == -1).all()
     assert (index.search(queries[0], 3)[1] == -1).all()
-    with pytest.raises(amips.AmipsError, match="every key was removed"):
-        index.compact()
+    for call in (index.compact, lambda: index.audit(queries)):
+        with pytest.raises(amips.AmipsError, match="every key was removed"):
+            call()
+    assert index.explain(queries[0]).n == 0
     index.add(more[:20])
     check(index, dict(zip(range(N, N + 20), more[:20], strict=True)), queries)
     index.compact()
@@ -400,6 +404,17 @@ def test_a_signed_bundle_is_not_changed(bundle, data, tmp_path):
     amips.sign(bundle, tmp_path / "key")
     with pytest.raises(amips.AmipsError, match="is signed"):
         amips.load(bundle).add(data[1][:1])
+
+
+def test_a_disk_that_is_only_read_is_one_line(bundle, data, monkeypatch):
+    def refuse(path, *_):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    index = amips.load(bundle)
+    monkeypatch.setattr("amips.locks.open_lock", refuse)
+    with pytest.raises(amips.BundleError, match="only read: save a copy"):
+        index.add(data[1][:1])
+    check(index, dict(enumerate(data[0])), data[2])
 
 
 def test_commands(bundle, data, tmp_path, monkeypatch, capsys):

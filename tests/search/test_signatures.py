@@ -237,3 +237,37 @@ class TestCommands:
         (tmp_path / "run").mkdir()
         assert "is not a bundle" in run("info", "run", "--trusted", "k")[2]
         assert "not a finished bundle" in run("sign", "run", "--key", "k")[2]
+
+
+def test_changes_are_compacted_before_they_are_signed(bundle, keys):
+    """With changes behind it, a signature could neither be used nor undone."""
+    (bundle / SIGNATURE).unlink()
+    with amips.load(bundle) as index:
+        index.add(np.ones((1, index.d), np.float32), ["new"])
+        assert amips.verify(bundle).changes == 1
+        with pytest.raises(amips.BundleError, match="is being changed by another"):
+            amips.sign(bundle, keys["ours"][0])
+    with pytest.raises(amips.BundleError, match="compact it, then sign it"):
+        amips.sign(bundle, keys["ours"][0])
+    assert not (bundle / SIGNATURE).exists()
+    with amips.load(bundle) as index:
+        index.compact()
+    amips.sign(bundle, keys["ours"][0])
+    assert amips.load(bundle, trusted=keys["ours"][1]).n == index.n
+    assert amips.verify(bundle).changes == 0
+
+
+def test_verify_looks_at_the_changes_too(bundle, keys, monkeypatch, capsys):
+    (bundle / SIGNATURE).unlink()
+    with amips.load(bundle) as index:
+        index.remove(["key 1"])
+        index.remove(["key 2"])
+    monkeypatch.setattr(sys, "argv", ["amips", "verify", str(bundle)])
+    main()
+    assert "2 changes since" in capsys.readouterr().out
+    (changes,) = bundle.glob("changes-*")
+    content = bytearray(changes.read_bytes())
+    content[60] ^= 255
+    changes.write_bytes(content)
+    with pytest.raises(amips.BundleError, match="record 1 is damaged"):
+        amips.verify(bundle)

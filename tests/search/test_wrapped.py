@@ -407,3 +407,23 @@ def test_a_large_batch_goes_block_by_block(small, data, monkeypatch):
     np.testing.assert_array_equal(small.search(data[1], 5, probes=4)[1], expected[1])
     assert len(blocks) > 10
     assert sum(blocks) == len(data[1])
+
+
+def test_a_filter_means_the_keys_that_it_names():
+    """A mask is by the order of adding; where the index does not know it, it is refused."""
+    keys, x = make_world(N, 40, D, seed=9)
+    names = 3 * np.arange(N) + 10
+    mask = np.random.default_rng(2).random(N) < 0.02
+    own = make_index(keys, f"IVF{C},Flat")
+    for index, ids in ((own, np.arange(N)), (make_index(keys, f"IDMap,IVF{C},Flat", ids=names), names)):
+        wrapped = amips.wrap(index, identity(D))
+        best = np.argsort(-np.where(mask, x @ keys.T, -9), axis=1)[:, :5]
+        for chosen in (mask, ids[mask], ids[mask].tolist()):
+            np.testing.assert_array_equal(wrapped.search(x, 5, probes=C, filter=chosen)[1], ids[best])
+        with pytest.raises(amips.AmipsError, match="give it as bool"):
+            wrapped.search(x, 5, probes=C, filter=mask.astype(int))
+    index = make_index(keys, f"IVF{C},Flat", ids=names)
+    wrapped = amips.wrap(index, identity(D))
+    np.testing.assert_array_equal(wrapped.search(x, 5, probes=C, filter=names[mask])[1], names[best])
+    with pytest.raises(amips.AmipsError, match="give ids, not a mask"):
+        wrapped.search(x, 5, probes=C, filter=mask)

@@ -97,6 +97,18 @@ class IVFParts:
             x = transform.apply(x)
         return x
 
+    @property
+    def numbered(self) -> bool:
+        """Whether the ids in the inverted lists are the numbers of the keys in the order of adding."""
+        n = int(self.ivf.ntotal)
+        if self.id_map is None and n not in self._numbered:
+            self._numbered[n] = _numbered(_entries(self.ivf).ids)
+        return self.id_map is not None or self._numbered[n]
+
+    @cached_property
+    def _numbered(self) -> dict[int, bool]:  # by how many keys there were
+        return {}
+
     def external(self, ids: Ids) -> Ids:
         """The ids that the index answers with, for those in its inverted lists; -1 stays."""
         if self.id_map is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 import amips
-from amips.cli.options import ATTRIBUTES_HELP, IDS_HELP, cli, echo, ids_like, path
+from amips.cli.options import ATTRIBUTES_HELP, IDS_FILE, cli, echo, ids_like, path
 from amips.search import Index
 from amips.sharding import UNCHANGED, is_sharded
 
@@ -26,7 +26,7 @@ def _count(number: int) -> str:
 @cli.command()
 @click.argument("bundle", type=path)
 @click.argument("keys")
-@click.option("--ids", help=IDS_HELP)
+@click.option("--ids", help=f"{IDS_FILE}  [default: the numbers that follow]")
 @click.option("--attributes", type=path, help=ATTRIBUTES_HELP)
 def add(bundle: Path, keys: str, ids: str | None, attributes: Path | None) -> None:
     """Add KEYS to BUNDLE, all of them or none.

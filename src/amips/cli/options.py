@@ -25,7 +25,8 @@ _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _AMOUNTS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 TRUSTED_HELP = "A public key: refuse a bundle that it did not sign. May be repeated."
 KEEP_LOG_HELP = "Training queries that the bundle keeps for drift and refit, at most; 0 for none."
-IDS_HELP = "Ids of the keys: .npy, FILE.parquet:COLUMN, or text with one a line.  [default: row numbers]"
+IDS_FILE = "Ids of the keys: .npy, FILE.parquet:COLUMN, or text with one a line."
+IDS_HELP = f"{IDS_FILE}  [default: row numbers]"
 RAY_HELP = "A Ray cluster to work on: auto, local or HOST:PORT.  [default: this process]"
 
 ATTRIBUTES_HELP = "Attributes of the keys for search --where: a Parquet or Arrow file, one row a key."

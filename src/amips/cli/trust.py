@@ -42,6 +42,8 @@ def verify(bundle: Path, trusted: tuple[Path, ...]) -> None:
     checked = amips.verify(bundle, list(trusted) or None)
     texts = ", texts included" if checked.texts else ""
     echo(f"{bundle}: {checked.files} files have the content that the manifest lists{texts}")
+    if checked.changes:
+        echo(f"{checked.changes:,} changes since, each of them whole")
     if trusted:
         echo("signed by a trusted key")
     elif checked.signed_by is not None:

@@ -10,7 +10,7 @@ from amips.index.graph_filter import MOST_IN_ORDER
 from amips.index.graph_store import CODING, GRAPH_FILES, MOST_VALUES, GraphStore, check_graph_size
 from amips.index.key_mask import KeyMask
 from amips.index.listed import ListedKeys
-from amips.index.living_cells import LivingCells, OwnCells, kept_cells, scan_allowed, with_added
+from amips.index.living_cells import OwnCells, kept_cells, parts_of, scan_allowed, with_added
 from amips.index.matches import Matches, best_matches
 from amips.index.top_keys import score_candidates, top_of_rows
 
@@ -29,7 +29,6 @@ __all__ = [
     "GraphStore",
     "KeyMask",
     "ListedKeys",
-    "LivingCells",
     "Matches",
     "OwnCells",
     "best_matches",
@@ -38,6 +37,7 @@ __all__ = [
     "check_graph_size",
     "graph_bytes",
     "kept_cells",
+    "parts_of",
     "pq_parts",
     "read_array",
     "scan_allowed",

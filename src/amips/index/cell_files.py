@@ -160,7 +160,8 @@ def write_cells(directory: Path, storage: Storage, parts: CellParts) -> list[str
 def scanned_bytes(parts: CellParts) -> Iterator[Bytes]:
     """What is scanned, codes or float32 keys, in the order of the entries."""
     if parts.rows is None:
-        return (codes_of(parts.index, j, size) for j, size in enumerate(parts.sizes.tolist()))
+        present = np.flatnonzero(parts.sizes).tolist()
+        return (codes_of(parts.index, j, int(parts.sizes[j])) for j in present)
     rows, step = parts.rows, max(1, SAVED_BYTES // (4 * parts.rows.shape[1]))
     return (rows[low : low + step].reshape(-1).view(np.uint8) for low in range(0, len(rows), step))
 

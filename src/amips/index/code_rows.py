@@ -1,5 +1,8 @@
-"""Codes of a cell store as plain rows, one an entry: to encode keys, and to put cells together."""
+"""Codes of a cell store as plain rows, one an entry: to encode keys, and to make one store of several."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -8,13 +11,19 @@ from numpy.typing import NDArray
 from amips.blas import faiss
 from amips.index.cell_files import scanned_bytes
 from amips.index.faiss_store import FaissCellStore
-from amips.index.fill import BLOCK, Bytes, filled
+from amips.index.fill import BLOCK, Bytes, assemble
+from amips.index.top_keys import narrow_type
 from amips.vectors import Floats
 
 Ids = NDArray[np.int64]
 
 # How FastScan orders the 32 entries of a block: byte p has entry _ORDER[p] and the one 16 after it.
 _ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
+
+
+def second_cells(store: FaissCellStore) -> NDArray[np.int32]:
+    """The second cells of the keys, -1 for none, [n]."""
+    return np.full(store.n, -1, np.int32) if store.second is None else store.second
 
 
 def code_rows(store: FaissCellStore) -> Bytes:
@@ -62,45 +71,141 @@ def _nearest_values(rows: Floats, book: Floats) -> Bytes:
     return packed
 
 
-def put_together(
-    store: FaissCellStore,
-    keys: Floats | None,
-    first: NDArray[np.int32],
-    second: NDArray[np.int32] | None,
-    codes: Bytes,
-    second_codes: Bytes | None,
-) -> FaissCellStore:
-    """A store of other keys with the cells and the codebook of this one.
+@dataclass(frozen=True)
+class Entries:
+    """Keys in their cells, of which a store is made.
 
     Args:
+        store: one with these cells and this codebook.
+        sizes, numbers: how many entries each cell has [c], and the keys that they are of, cell by cell [e].
         keys: float32 [n, d]; None for "flat", whose codes they are.
-        first, second: the cells of each key [n], of the second -1 for none.
-        codes: of each key in its first cell, [n, bytes].
-        second_codes: of those keys that have one, in their second cell; None if they are the same.
+        second: the second cells of the keys, -1 for none, [n].
+        rows: the codes of the entries, [e, bytes]; None for those of the store.
     """
-    c = len(store.sizes)
-    cells, numbers = first.astype(np.int64), np.arange(len(first))
-    if second is not None and (twice := np.flatnonzero(second >= 0)).size:
-        cells, numbers = np.append(cells, second[twice]), np.append(numbers, twice)
-        codes = np.concatenate([codes, codes[twice] if second_codes is None else second_codes])
+
+    store: FaissCellStore
+    sizes: Ids
+    numbers: Ids
+    keys: Floats | None
+    second: NDArray[np.int32]
+    rows: Bytes | None = None
+
+    @classmethod
+    def of_store(cls, store: FaissCellStore) -> "Entries":
+        """All of a store."""
+        return cls(store, store.sizes, store.entries, store.keys, second_cells(store))
+
+    @classmethod
+    def of_keys(
+        cls, store: FaissCellStore, keys: Floats, first: NDArray[np.int32], second: NDArray[np.int32] | None
+    ) -> "Entries":
+        """Keys [m, d] in the cells of a store; -1 for no second."""
+        keys, codes = np.ascontiguousarray(keys, np.float32), encode(store, keys, first)
+        second = np.full(len(keys), -1, np.int32) if second is None else second
+        twice = np.flatnonzero(second >= 0)
+        # Codes of "pq" depend on the cell.
+        again = codes[twice] if store.means is None else encode(store, keys[twice], second[twice])
+        cells, numbers = np.append(first, second[twice]), np.append(np.arange(len(keys)), twice)
+        order, sizes = _by_cell(cells, len(store.sizes))
+        rows = np.concatenate([codes, again])[order]
+        return cls(store, sizes, numbers[order], None if store.keys is None else keys, second, rows)
+
+    def of(self, kept: Ids) -> "Entries":
+        """Those of these keys (ascending), numbered anew."""
+        numbers = np.full(len(self.second), -1)
+        numbers[kept] = np.arange(len(kept))
+        numbers = numbers[self.numbers]
+        some = np.flatnonzero(numbers >= 0)
+        sizes = np.bincount(self.cells[some], minlength=len(self.sizes))
+        keys = None if self.keys is None else self.keys[kept]
+        return Entries(self.store, sizes, numbers[some], keys, self.second[kept], self.codes()[some])
+
+    @property
+    def cells(self) -> Ids:
+        """The cell of each entry, [e]."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @cached_property
+    def starts(self) -> Ids:
+        """Where each cell begins, [c]."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    def codes(self) -> Bytes:
+        """Of all entries, [e, bytes]."""
+        return code_rows(self.store) if self.rows is None else self.rows
+
+    def codes_in(self, cell: int) -> Bytes:
+        """Of the entries of a cell, one after the other; not of "lean"."""
+        if self.rows is None:
+            return self.store.codes_in(cell)
+        return self.rows[self.starts[cell] : self.starts[cell] + self.sizes[cell]].reshape(-1)
+
+
+def one_store(parts: list[Entries], *, light: bool) -> FaissCellStore:
+    """A store of these keys, numbered part after part.
+
+    `light`: FAISS has no copy of float32 keys: quicker to make, slower for some queries with few probes.
+    """
+    store, c = parts[0].store, len(parts[0].sizes)
+    firsts = np.cumsum([0, *(len(part.second) for part in parts)])
+    order, sizes = _by_cell(np.concatenate([part.cells for part in parts]), c)
+    numbers = [part.numbers + first for part, first in zip(parts, firsts, strict=False)]
+    entries, second = np.concatenate(numbers)[order], np.concatenate([part.second for part in parts])
+    keys = [part.keys for part in parts if part.keys is not None]
+    index = rows = None
+    if light and store.storage == "flat":
+        rows = _in_order(parts, order).view(np.float32)
     else:
-        second = None
-    cells = np.ascontiguousarray(cells, np.int64)
-    sizes, entries = np.bincount(cells, minlength=c), numbers[np.argsort(cells, kind="stable")]
-    index = filled(store.storage, store.centroids, store.means, store.codebook, numbers, cells, codes)
-    return FaissCellStore(
-        index,
-        store.storage,
-        sizes,
-        entries,
-        store.centroids,
-        keys,
-        store.refine,
-        store.projection,
-        second,
-        store.means,
-        key_projection=store.key_projection,
+        codes = _by_cells(parts, sizes, order)
+
+        def read(memory: Bytes) -> None:
+            memory[:] = next(codes)
+
+        index = assemble(store.storage, sizes, entries, store.centroids, store.means, store.codebook, read)
+    return replace(
+        store,
+        index=index,
+        rows=rows,
+        directory=None,
+        sizes=sizes,
+        entries=entries,
+        keys=np.concatenate(keys) if keys else None,
+        second=second if (second >= 0).any() else None,
     )
+
+
+def _by_cells(parts: list[Entries], sizes: Ids, order: Ids) -> Iterator[Bytes]:
+    """The codes of each cell that has any, as FAISS keeps them."""
+    cells = np.flatnonzero(sizes).tolist()
+    if parts[0].store.storage != "lean":
+        for cell in cells:
+            yield np.concatenate([part.codes_in(cell) for part in parts if part.sizes[cell]])
+        return
+    rows = _in_order(parts, order)
+    padded = np.zeros((int((-(-sizes // BLOCK)).sum()) * BLOCK, rows.shape[1]), np.uint8)
+    padded[_padded_places(sizes)] = rows
+    blocks, low = _packed(padded).reshape(-1), 0
+    for cell in cells:
+        length = -(-int(sizes[cell]) // BLOCK) * BLOCK * rows.shape[1]
+        yield blocks[low : low + length]
+        low += length
+
+
+def _in_order(parts: list[Entries], order: Ids) -> Bytes:
+    """The codes of all entries, [e, bytes], in this order of them."""
+    places, low = np.empty_like(order), 0
+    places[order] = np.arange(len(order))
+    rows = np.empty((len(order), parts[-1].codes().shape[1]), np.uint8)
+    for part in parts:
+        codes = part.codes()
+        rows[places[low : low + len(codes)]] = codes
+        low += len(codes)
+    return rows
+
+
+def _by_cell(cells: NDArray[np.integer[Any]], c: int) -> tuple[Ids, Ids]:
+    """The order of entries in which they lie cell by cell [e], and how many each cell has [c]."""
+    return np.argsort(cells.astype(narrow_type(c)), kind="stable"), np.bincount(cells, minlength=c)
 
 
 def _padded_places(sizes: Ids) -> Ids:
@@ -116,3 +221,13 @@ def _unpacked(blocks: Bytes) -> Bytes:
     columns[:, :, _ORDER] = (low & 15) | (high & 15) << 4
     columns[:, :, _ORDER + 16] = (low >> 4) | (high >> 4) << 4
     return np.ascontiguousarray(columns.transpose(0, 2, 1)).reshape(-1, blocks.shape[1])
+
+
+def _packed(rows: Bytes) -> Bytes:
+    """The inverse of `_unpacked`."""
+    columns = rows.reshape(-1, BLOCK, rows.shape[1]).transpose(0, 2, 1)
+    blocks = np.empty(columns.shape, np.uint8)
+    former, latter = columns[:, :, _ORDER], columns[:, :, _ORDER + 16]
+    blocks[:, :, :16] = (former & 15) | (latter & 15) << 4
+    blocks[:, :, 16:] = former >> 4 | (latter & 0xF0)
+    return blocks

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.design import Storage
+from amips.metrics import TOP
 
 Counts = NDArray[np.int64]
 
@@ -60,3 +61,10 @@ def scan_flops(
     if storage == "sq8":
         return np.asarray(2 * d * keys + again)
     return np.asarray(parts * keys + 2 * 256 * d + again)
+
+
+def candidates_of(k: int, refine: int, n: int, entries: int) -> int:
+    """How many entries are looked for in codes of n keys."""
+    # As many for one result as for ten: of codes, too, the recall was measured of the top ten.
+    wanted = min(max(k, TOP) * refine, max(1, n))
+    return wanted if entries <= n else max(2 * k, round(wanted * entries / n))

@@ -24,7 +24,7 @@ from amips.blas import faiss
 from amips.design import Storage
 from amips.errors import BundleError
 from amips.index.cell_files import CellParts, read_cells, scanned_bytes, second_entries, write_cells
-from amips.index.costs import scan_flops
+from amips.index.costs import candidates_of, scan_flops
 from amips.index.fill import Bytes, assemble, codebook_of, codes_of, entries_of, fill
 from amips.index.key_mask import KeyMask
 from amips.index.product_scan import scan_by_product, scan_each
@@ -37,7 +37,6 @@ from amips.index.top_keys import (
     top_of_rows,
 )
 from amips.lean import Projection
-from amips.metrics import TOP
 from amips.vectors import Floats, Vectors, gather
 
 Ids = NDArray[np.int64]
@@ -118,6 +117,11 @@ class FaissCellStore:
         """The dimension."""
         return int(self.centroids.shape[1])
 
+    @property
+    def twice(self) -> bool:
+        """Whether there are keys in a second cell."""
+        return self.second is not None
+
     @cached_property
     def assignment(self) -> NDArray[np.int32]:
         """The cell of each key."""
@@ -132,15 +136,6 @@ class FaissCellStore:
     def places(self) -> Ids:
         """Where in the entries each key is, in its first cell, [n]."""
         return self._of_first(np.arange(len(self.entries)))
-
-    @cached_property
-    def second_places(self) -> Ids:
-        """Where in the entries each key is in its second cell, [n]; of one without, anywhere."""
-        places = np.zeros(self.n, np.int64)
-        if self.second is not None:
-            again = np.flatnonzero(second_entries(self.sizes, self.entries, self.second))
-            places[self.entries[again]] = again
-        return places
 
     def _of_first(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values of entries [e] as values of keys [n], of the entry in a key's first cell."""
@@ -162,9 +157,10 @@ class FaissCellStore:
         """Where in memory the codes (or float32 keys) of each cell are, [c]; this store must be kept."""
         if self.rows is not None:
             return (self.rows.ctypes.data + self.starts[:-1] * 4 * self.d).astype(np.uint64)
-        lists = self.index.invlists
-        there = (lists.get_codes(j) for j in range(len(self.sizes)))  # None of an empty cell
-        return np.array([int(codes or 0) for codes in there], np.uint64)
+        addresses = np.zeros(len(self.sizes), np.uint64)
+        for cell in np.flatnonzero(self.sizes).tolist():
+            addresses[cell] = int(self.index.invlists.get_codes(cell))
+        return addresses
 
     def scan(self, x: Floats, cells: Ids, k: int, allowed: KeyMask | None = None) -> tuple[Floats, Ids]:
         """The k best keys by <x, y> within cells [m, p], of those that are allowed; -1 skips."""
@@ -190,11 +186,7 @@ class FaissCellStore:
 
     def candidates(self, k: int) -> int:
         """How many are looked for; where some may be found twice as many more, twice k at least."""
-        # As many for one result as for ten: of codes, too, the recall was measured of the top ten.
-        wanted = min(max(k, TOP) * self.refine, max(1, self.n))
-        if self.second is None:
-            return wanted
-        return max(2 * k, round(wanted * len(self.entries) / self.n))
+        return candidates_of(k, self.refine, self.n, len(self.entries))
 
     def scan_flops(self, keys: Ids, k: int) -> Ids:
         """FLOPs of scanning so many keys for k results, for each query; see `amips.index.costs`."""
@@ -297,11 +289,15 @@ class FaissCellStore:
         return self._rows_of(cell), self.entries[self.starts[cell] : self.starts[cell + 1]]
 
     def _rows_of(self, cell: int) -> Floats:
-        """Keys of a cell: FAISS's own memory or the file's, not a copy."""
-        if self.rows is not None:
-            return self.rows[self.starts[cell] : self.starts[cell + 1]]
-        rows: Floats = codes_of(self.index, cell, int(self.sizes[cell])).view(np.float32).reshape(-1, self.d)
+        """Keys of a cell, of "flat"; not a copy."""
+        rows: Floats = self.codes_in(cell).view(np.float32).reshape(-1, self.d)
         return rows
+
+    def codes_in(self, cell: int) -> Bytes:
+        """What is scanned of a cell, one after the other: FAISS's own memory or the file's, not a copy."""
+        if self.rows is not None:
+            return self.rows[self.starts[cell] : self.starts[cell + 1]].reshape(-1).view(np.uint8)
+        return codes_of(self.index, cell, int(self.sizes[cell]))
 
     def save(self, directory: Path) -> list[str]:
         """Write the files of `amips.index.cell_files`; their names."""

@@ -28,21 +28,21 @@ class FewSearch:
         store: of storage "flat" or "lean".
         factors: of a linear router, W [c, r] and A [r, d] or None (`amips.routers.Router.factors`); without
             them the scores of the cells come with the queries.
-        added: keys that were added later, in the same cells and with the same codes; their numbers follow
-            those of the store. Cells are chosen by what both hold.
+        added: stores of keys that were added later, in the same cells and with the same codes; their numbers
+            follow those of the store, in this order. Cells are chosen by what all hold.
     """
 
     def __init__(
         self,
         store: FaissCellStore,
         factors: "tuple[Floats, Floats | None] | None",
-        added: FaissCellStore | None = None,
+        *added: FaissCellStore,
     ) -> None:
         self.routed = factors is not None
-        self.n = store.n + (0 if added is None else added.n)
-        self._inputs = store, factors, added
+        parts = (store, *added)
+        self.n = sum(part.n for part in parts)
+        self._inputs = store, factors, *added
         weights, below = factors or (NOTHING, None)
-        parts = [store] if added is None else [store, added]
         arrays = [store.projection, None if store.codebook is None else store.codebook[:, :, 0]]
         self._native = native.compiled.Scanner(
             len(store.sizes),
@@ -52,24 +52,25 @@ class FewSearch:
             _plain(weights),
             NOTHING if below is None else _plain(below),
         )
-        for part, first in zip(parts, (0, store.n), strict=False):
+        first = 0
+        for part in parts:
             entries = np.ascontiguousarray(part.entries, np.int64)
             keys = NOTHING if part.keys is None or part.storage == "flat" else _plain(part.keys)
             self._native.part(part, part.addresses, part.starts, entries, keys, first)
+            first += part.n
 
     @classmethod
     def of(
         cls,
         store: Any,
         factors: "tuple[Floats, Floats | None] | None",
-        added: FaissCellStore | None = None,
+        *added: FaissCellStore,
     ) -> "FewSearch | None":
         """What searches this store, and keys that were added; None if nothing is compiled for it."""
         if native.compiled is None or not isinstance(store, FaissCellStore):
             return None
-        if added is not None and added.n == 0:
-            added = None
-        for part in (store, *([] if added is None else [added])):
+        parts = (store, *(part for part in added if part.n))
+        for part in parts:
             if part.storage not in ("flat", "lean"):
                 return None
             keys = part.keys
@@ -77,12 +78,9 @@ class FewSearch:
                 keys is None or keys.dtype != np.float32 or not keys.flags.c_contiguous
             ):
                 return None
-        if added is not None and (added.storage, added.centroids.shape) != (
-            store.storage,
-            store.centroids.shape,
-        ):
-            raise AmipsError("added keys are in other cells, or in another storage")
-        return cls(store, factors, added)
+            if (part.storage, part.centroids.shape) != (store.storage, store.centroids.shape):
+                raise AmipsError("added keys are in other cells, or in another storage")
+        return cls(store, factors, *parts[1:])
 
     def __reduce__(self) -> Any:
         """For pickle: made again of the store, or None where nothing is compiled."""

@@ -170,47 +170,6 @@ def assemble(
     return index
 
 
-def filled(
-    storage: Storage,
-    centroids: Floats,
-    means: Floats | None,
-    codebook: Floats | None,
-    numbers: Ids,
-    cells: Ids,
-    codes: Bytes,
-) -> Any:
-    """A `faiss.IndexIVF` with entries in any order; FAISS puts them into their cells, in this order.
-
-    Args:
-        numbers, cells: of each entry its key and its cell, [e].
-        codes: of each, [e, bytes]; "flat" has float32 keys. Those of "lean" are two values a byte.
-    """
-    c, d = centroids.shape
-    parts = 0 if codebook is None or storage == "sq8" else len(codebook)
-    numbers = np.ascontiguousarray(numbers, np.int64)
-    if storage == "lean":
-        quantizer = faiss.IndexFlatIP(parts)
-        index = faiss.IndexIVFPQ(quantizer, parts, c, parts, 4, faiss.METRIC_INNER_PRODUCT)
-        index.by_residual = False
-    else:
-        quantizer = _quantizer(centroids if means is None else means)
-        index = _empty(storage, quantizer, d, c, parts)
-    index.own_fields = True
-    quantizer.this.disown()
-    if codebook is not None:
-        vector = index.sq.trained if storage == "sq8" else index.pq.centroids
-        faiss.copy_array_to_vector(codebook.ravel(), vector)
-    index.is_trained = True
-    if storage == "flat":
-        keys = np.ascontiguousarray(codes).view(np.float32)
-        index.add_core(len(keys), *(faiss.swig_ptr(a) for a in (keys, numbers, cells)))
-        return index
-    width = int(index.coarse_code_size())
-    prefix = cells.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width]
-    index.add_sa_codes(np.ascontiguousarray(np.hstack([prefix, codes])), numbers)
-    return faiss.IndexIVFPQFastScan(index) if storage == "lean" else index
-
-
 def _quantizer(centroids: Floats) -> Any:
     quantizer = faiss.IndexFlatIP(centroids.shape[1])
     quantizer.add(np.ascontiguousarray(centroids))

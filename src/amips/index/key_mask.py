@@ -49,12 +49,13 @@ class KeyMask:
         """The same, and so many more keys that may all be results."""
         return KeyMask(np.concatenate([self.keys, np.ones(more, np.bool_)]))
 
-    def split(self, n: int) -> "tuple[KeyMask, KeyMask]":
-        """The first n keys, and the others."""
-        parts = self._split
-        if parts is None or len(parts[0].keys) != n:
-            parts = KeyMask(self.keys[:n]), KeyMask(self.keys[n:])
-            object.__setattr__(self, "_split", parts)
-        return parts
+    def split(self, firsts: list[int]) -> "tuple[KeyMask, ...]":
+        """The keys from each of these numbers on, up to the next."""
+        if self._split is None or self._split[0] != firsts:
+            ends = [*firsts[1:], len(self.keys)]
+            parts = tuple(KeyMask(self.keys[low:high]) for low, high in zip(firsts, ends, strict=True))
+            object.__setattr__(self, "_split", (firsts, parts))
+        assert self._split is not None
+        return self._split[1]
 
-    _split: "tuple[KeyMask, KeyMask] | None" = None
+    _split: "tuple[list[int], tuple[KeyMask, ...]] | None" = None

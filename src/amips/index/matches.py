@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.index.key_mask import KeyMask
-from amips.index.living_cells import LivingCells, OwnCells
+from amips.index.living_cells import OwnCells, parts_of
 from amips.index.product_scan import scan_by_product
 from amips.index.top_keys import TopKeys, best_of, reaching
 from amips.vectors import Floats
@@ -34,7 +34,7 @@ class Matches:
     @classmethod
     def of(cls, store: OwnCells, allowed: KeyMask) -> "Matches":
         """Of the keys of a store those that are allowed."""
-        parts = (store.base, store.added) if isinstance(store, LivingCells) else (store,)
+        parts = parts_of(store)
         numbers, cells, first = list[Ids](), list[Ids](), 0
         for part in parts:
             places = np.flatnonzero(allowed.keys[first : first + part.n][part.entries])
@@ -56,17 +56,15 @@ class Matches:
     def scan(self, x: Floats, cells: Ids, k: int) -> tuple[Floats, Ids]:
         """The k best by <x, y> within cells [m, p], each key scored with the query itself; -1 skips."""
         if len(x) > 1:
-            twice = self.store.second is not None
-            return scan_by_product(
-                x, cells, k, self.counts, self._keys_of, twice=twice, tile_bytes=SCORE_BYTES
-            )
+            parts = (self.counts, self._keys_of)
+            return scan_by_product(x, cells, k, *parts, twice=self.store.twice, tile_bytes=SCORE_BYTES)
         chosen = cells[0, cells[0] >= 0]
         counts = self.counts[chosen]
         ends = np.cumsum(counts)
         if not len(ends) or not ends[-1]:
             return np.full((1, k), -np.inf, np.float32), np.full((1, k), -1, np.int64)
         numbers = self.numbers[np.repeat(self.starts[chosen] + counts - ends, counts) + np.arange(ends[-1])]
-        if self.store.second is not None:
+        if self.store.twice:
             numbers = np.unique(numbers)
         return self.store.score_again(x, numbers[None], k)
 

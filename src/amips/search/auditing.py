@@ -255,10 +255,12 @@ def draw_queries(
 def every_key(
     index: Searcher | GraphSearcher, x: Floats, allowed: KeyMask | None = None, k: int = TOP
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """The true top keys: scores and numbers [m, k or n], every key scored with the query."""
-    k = min(k, index.n if allowed is None else allowed.count)
+    """The true top keys: scores and numbers [m, k or all there are], every key scored with the query."""
+    present = allowed or index.alive
+    k = min(k, index.n if present is None else present.count)
     if k == 0:
-        raise AmipsError("no key matches the filter: there is nothing to audit")
+        why = "every key was removed" if allowed is None else "no key matches the filter"
+        raise AmipsError(f"{why}: there is nothing to audit")
     if isinstance(index, GraphSearcher):
         return index.search_with(x, k, None, allowed=allowed)[:2]
     if not isinstance(index.store, OwnCells):

@@ -1,5 +1,6 @@
 """A bundle as it was opened, how far its changes were read, and the right to change it."""
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -72,7 +73,7 @@ class Opened:
         """BundleError if only signed content is trusted, and there are changes, which nobody has signed."""
         if self.options.get("trusted") is not None and os.path.lexists(self.changes):
             raise BundleError(
-                f"{self.path} has changes that nobody signed: compact it (amips compact) and sign it again"
+                f"{self.path} has changes that nobody signed: remove {self.changes.name}, and it is as signed"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,6 +189,12 @@ class Writer:
             ) from None
         except (FileNotFoundError, NotADirectoryError):
             raise BundleError(f"{path} is not there any more: save the index elsewhere") from None
+        except OSError as problem:
+            if problem.errno != errno.EROFS:
+                raise
+            raise BundleError(
+                f"{path} is on a disk that is only read: save a copy, and change that"
+            ) from None
         self._lock = (path / WRITER).stat()
         self._file: ChangeWriter | None = None
         finalize(self, self._held.close)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +214,7 @@ class ChangingIndex:
         """Write the bundle anew, in one step, and go on with it: who calls this is the one who changes it."""
         opened = self._state.opened
         assert opened is not None and self._writer is not None  # noqa: PT018
-        replace_bundle(
-            opened.path, lambda data: write_snapshot(snapshot, data), writing=True, previous=previous
-        )
+        replace_bundle(opened.path, partial(write_snapshot, snapshot), writing=True, previous=previous)
         self._writer.close_file()
         self._put(State(snapshot, Opened.at(opened.path, opened.options)))
 
@@ -324,7 +322,7 @@ class ChangingIndex:
             if opened is not None and (self._writer is None or not self._writer.holds(opened)):
                 self.close()
                 if opened.signed:
-                    raise AmipsError(f"{opened.path} is signed: its signature would not hold any more")
+                    raise AmipsError(f"{opened.path} is signed: save it elsewhere, change that, and sign it")
                 self._writer = Writer(opened.path)
                 try:
                     self._refresh()

@@ -47,7 +47,7 @@ def search_few(
                 scores = index.router.scores(split_norms(v)[0])
         store = index.store_for(effort.refine)
         assert isinstance(store, OwnCells)
-        candidates, keys = store.candidates(k), least_keys(k, store.second is not None)
+        candidates, keys = store.candidates(k), least_keys(k, store.twice)
         alive = None if index.alive is None else index.alive.keys
         best, ids = compiled(v, scores, k, candidates, probes, index.temperature, min_mass, keys, alive)
     if np.any(exponents):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.errors import AmipsError
-from amips.index import KeyMask, LivingCells, Matches, OwnCells, best_matches
+from amips.index import KeyMask, Matches, OwnCells, best_matches, parts_of
 from amips.routers import best_cells, cells_above, least_keys, limit_probes
 from amips.search.cost import Cost
 from amips.search.effort import Effort
@@ -104,7 +104,7 @@ class FilteredCells:
         probed &= matches > 0
         counts = np.stack([matches, self.store.sizes], axis=1).astype(np.float64)
         have, of = (probed @ counts).astype(np.int64).T
-        enough = min(self.allowed.count, k) * (2 if self.store.second is not None else 1)
+        enough = min(self.allowed.count, k) * (2 if self.store.twice else 1)
         exact = have < enough  # fewer than may be asked for
         whole = 2 * index.d * self.allowed.count - index.router.flops
         flops, scanned = 2 * index.d * have, have
@@ -136,7 +136,7 @@ class FilteredCells:
         if not effort.asked:  # nothing was measured behind filters
             return np.ones(scores.shape, np.bool_)
         if effort.min_mass is not None:
-            keys = least_keys(k, self.store.second is not None)
+            keys = least_keys(k, self.store.twice)
             cells = cells_above(scores, index.temperature, effort.min_mass, sizes, keys)
         else:
             counts = index.counts(effort, len(scores))
@@ -155,7 +155,7 @@ class FilteredCells:
 
     def _faster_by_codes(self, matches: Ids, keys: Ids) -> Bools:
         """For which queries reading the codes of all keys takes less time than reading those that match."""
-        store = self.store.base if isinstance(self.store, LivingCells) else self.store
+        store = parts_of(self.store)[0]
         width = self.index.d if store.projection is None else len(store.projection)
         bits = 4 if self.store.storage == "lean" else 8
         each = SCATTERED if len(matches) < TOGETHER else 1

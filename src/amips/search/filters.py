@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from amips.errors import AmipsError
 from amips.index import KeyMask
+from amips.search.key_ids import check_kind
 from amips.search.memory_searcher import Snapshot, plain_index
 from amips.vectors import read_ids
 
@@ -70,6 +71,7 @@ class Filters:
     def _chosen(self, chosen: NDArray[Any]) -> NDArray[np.bool_]:
         """A mask of all keys, by number."""
         n, alive = self._index.n, self._index.alive
+        live = n if alive is None else alive.count
         if chosen.dtype == np.bool_:
             if chosen.shape == (n,):
                 return chosen.copy()
@@ -77,19 +79,17 @@ class Filters:
                 keys = np.zeros(n, np.bool_)
                 keys[alive.numbers[chosen]] = True
                 return keys
-            live = n if alive is None else alive.count
             raise AmipsError(
                 f"filter: a mask of shape {list(chosen.shape)}, expected one value a key, [{live}]"
             )
         keys, labels = np.zeros(n, np.bool_), self._index.labels
+        as_long = len(chosen) > 2 and len(chosen) in (n, live) and chosen.dtype.kind == "i"
+        if as_long and chosen.min() >= 0 and chosen.max() <= 1:  # nobody names two ids so often
+            raise AmipsError("filter: this looks like a mask, of numbers; give it as bool")
+        check_kind(chosen, labels is not None and labels.dtype.kind == "U")
         if labels is None:
-            if len(chosen) and chosen.dtype.kind != "i":
-                raise AmipsError(f"filter: the ids of this index are whole numbers, not {chosen.dtype}")
             keys[chosen[(chosen >= 0) & (chosen < n)].astype(np.int64)] = True
             return keys
-        if len(chosen) and chosen.dtype.kind != labels.dtype.kind:
-            kind = "strings" if labels.dtype.kind == "U" else "whole numbers"
-            raise AmipsError(f"filter: the ids of this index are {kind}, not {chosen.dtype}")
         order, values = self._by_label
         low, high = (np.searchsorted(values, chosen, side) for side in ("left", "right"))
         # An id that was removed and came again is there twice; of the two one is alive.

@@ -57,7 +57,7 @@ def checked_queries(
 
 def checked_keys(keys: Any, d: int) -> Floats:
     """Keys that an index gets as float32 [m, d]; an error of one line names a bad one."""
-    if isinstance(keys, np.ndarray) and keys.shape == (0, d):
+    if (isinstance(keys, np.ndarray) and keys.shape == (0, d)) or (isinstance(keys, list) and not keys):
         return np.empty((0, d), np.float32)
     vectors = open_vectors(keys, "keys", single=True)
     if vectors.d != d:

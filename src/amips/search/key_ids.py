@@ -22,6 +22,13 @@ def next_id(labels: NDArray[Any] | None, n: int) -> int:
     return min(LARGEST, 1 + int(labels.max(initial=-1))) if labels.dtype.kind == "i" else 0
 
 
+def check_kind(ids: NDArray[Any], strings: bool) -> None:
+    """AmipsError unless ids are strings, or whole numbers, as those of an index are."""
+    kinds = ("whole numbers", "strings")
+    if len(ids) and (ids.dtype.kind == "U") != strings:
+        raise AmipsError(f"the ids of this index are {kinds[strings]}, not {kinds[not strings]}")
+
+
 class KeyIds:
     """The numbers of the keys of an index by their ids: a sorted table, and what has changed since.
 
@@ -114,9 +121,7 @@ class KeyIds:
             raise AmipsError(f"ids of shape {list(values.shape)}: expected a list")
         if not len(values):
             return np.empty(0, np.str_ if self.strings else np.int64)
-        if (values.dtype.kind == "U") != self.strings:
-            kind = "strings" if self.strings else "whole numbers"
-            raise AmipsError(f"the ids of this index are {kind}, not {values.dtype}")
+        check_kind(values, self.strings)
         return values
 
     def added(self, labels: NDArray[Any] | None, first: int, m: int) -> None:

@@ -14,7 +14,7 @@ from amips.blas import threads as limit_threads
 from amips.cells import fingerprint_of
 from amips.design import Design
 from amips.errors import AmipsError
-from amips.index import CellStore, FewSearch, KeyMask, LivingCells, OwnCells, scan_allowed
+from amips.index import CellStore, FewSearch, KeyMask, OwnCells, parts_of, scan_allowed
 from amips.metrics import TOP
 from amips.routers import (
     Router,
@@ -212,9 +212,10 @@ class Searcher:
     def _few(self) -> FewSearch | None:
         """What searches for a few queries; None where nothing is compiled for this store."""
         store = self.store
-        if isinstance(store, LivingCells):
-            return FewSearch.of(store.base, self.router.factors, store.added)
-        return FewSearch.of(store, self.router.factors)
+        if not isinstance(store, OwnCells):
+            return None
+        base, *added = parts_of(store)
+        return FewSearch.of(base, self.router.factors, *added)
 
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""

@@ -9,8 +9,18 @@ from typing import Any
 from amips.errors import BundleError
 from amips.files import read_manifest
 from amips.locks import locked
-from amips.search.bundle_directory import FORMAT, LOCK, MANIFEST, TEXT_MANIFEST, bundle_stamp
+from amips.search.bundle_directory import (
+    FORMAT,
+    LOCK,
+    MANIFEST,
+    TEXT_MANIFEST,
+    WRITER,
+    bundle_stamp,
+    busy_writer,
+    data_name,
+)
 from amips.search.bundle_texts import read_texts
+from amips.search.changes import changes_file, read_changes
 from amips.signing import Key, Trusted, approval, read_signature, write_signature
 
 Approve = Callable[[bytes], None] | None
@@ -23,12 +33,14 @@ class Verified:
     Attributes:
         files: how many files have the SHA-256 that the manifests list.
         texts: whether those of the texts are among them.
+        changes: how many changes there are since it was written, each whole.
         signed_by: the public key that the signature names, as hex; None without a signature. It proves
             nothing unless keys to trust were named.
     """
 
     files: int
     texts: bool
+    changes: int
     signed_by: str | None
 
 
@@ -38,6 +50,8 @@ def sign(bundle: str | Path, key: Key) -> str:
     What is signed is one statement, of the SHA-256 of both manifests, and by the SHA-256 in them of every
     file: texts of another bundle do not go with it. A bundle that is replaced afterwards is unsigned again.
 
+    One with changes is refused: they are in no manifest.
+
     Args:
         bundle: the bundle directory.
         key: the private key (Ed25519), a file or PEM as bytes.
@@ -46,7 +60,10 @@ def sign(bundle: str | Path, key: Key) -> str:
     if bundle_stamp(bundle) is None:
         raise BundleError(f"{bundle} is not a finished bundle: it has no {MANIFEST}")
     contents: dict[str, bytes] = {}
-    with locked(bundle / LOCK):  # against a save, which would replace what was verified
+    # Against changes, and against a save, which would replace what was verified.
+    with locked(bundle / WRITER, busy_writer(bundle)), locked(bundle / LOCK):
+        if os.path.lexists(changes_file(bundle, data_name(bundle))):
+            raise BundleError(f"{bundle} has changes, which a signature leaves out: compact it, then sign it")
 
         def keep(name: str) -> Approve:
             return lambda data: contents.update({name: data})
@@ -68,12 +85,13 @@ def verify(bundle: str | Path, trusted: Trusted | None = None) -> Verified:
         try:
             manifests = _read_manifests(bundle, lambda name: approval(bundle, name, trusted, BundleError))
             signature = read_signature(bundle, BundleError)
+            changes = sum(1 for _ in read_changes(changes_file(bundle, data_name(bundle))))
         except BundleError:
             if _stamps(bundle) != before:
                 continue  # it was replaced meanwhile
             raise
         files = sum(len(manifest["files"]) for manifest in manifests)
-        return Verified(files, len(manifests) > 1, None if signature is None else signature.key)
+        return Verified(files, len(manifests) > 1, changes, None if signature is None else signature.key)
 
 
 def _stamps(bundle: Path) -> list[tuple[int, int] | None]:

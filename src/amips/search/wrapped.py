@@ -117,9 +117,9 @@ class WrappedIndex:
         Args:
             x: queries [m, d], or one query [d].
             k: results for each query.
-            filter: the keys that may be results: their ids in the index, or bool [n] where they are numbered,
-                by number. A query whose cells hold fewer than k of them is searched for in every cell. What
-                was measured is the recall without a filter: behind one, ask for more probes.
+            filter: the keys that may be results: their ids in the index, or bool [n] in the order of adding
+                (not of an IVF that was given ids). A query whose cells hold fewer than k of them is searched
+                for in every cell. The recall was measured without a filter: behind one, ask for more probes.
             recall: choose the cheapest way that has this recall of the true top k (of the top 10 if k is
                 more) with 95 % confidence, by held-out queries. What cannot be reached is an error.
             probes: cells to scan: a number, or one for each query (FAISS calls it nprobe).

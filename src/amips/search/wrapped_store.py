@@ -107,11 +107,15 @@ def selector_of(parts: IVFParts, chosen: Any) -> Any:
     if mask is not None and mask.dtype == np.bool_:
         if mask.shape != (parts.ivf.ntotal,):
             raise VectorError(f"filter: a mask {list(mask.shape)}, expected [{parts.ivf.ntotal}]")
-        ids = np.flatnonzero(mask)
-    elif mask is not None and not mask.size:
+        if not parts.numbered:
+            raise VectorError("filter: the keys of this index have ids of their own: give ids, not a mask")
+        return faiss.IDSelectorBatch(np.flatnonzero(mask))
+    if mask is not None and not mask.size:
         ids = np.empty(0, np.int64)
     else:
         ids = read_ids(chosen, unique=False)
+        if ids.ndim == 1 and len(ids) == parts.ivf.ntotal > 2 and set(np.unique(ids).tolist()) <= {0, 1}:
+            raise VectorError("filter: this looks like a mask, of numbers; give it as bool")
         if ids.ndim != 1 or ids.dtype.kind != "i":
             raise VectorError(f"filter of type {ids.dtype} {list(ids.shape)}: expected ids, or bool [n]")
     if parts.id_map is not None:  # inverted lists have numbers, and a map of their own says whose they are
