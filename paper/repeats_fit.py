@@ -130,7 +130,7 @@ def fit_table(shares: Values, minutes: float) -> Table:
         rows.append([f"recall@10 on test, {name}", *cells])
     rows.append(["test queries recognised", *(f"{one['fit']['recognised']:.1%}" for one in shares.values())])
     note = (
-        f"A fit of {minutes:g} minutes for each share, on the log before the test rows, asked for recall@10 "
+        f"A fit of {minutes:g} min for each share, on the log before the test rows, asked for recall@10 "
         f"{RECALL:g}, which is then kept with 95 % confidence. Without: the same index, its memory left out. "
         "In brackets the 95 % interval over test queries. Times on one thread, in turns: of each query, "
         f"and of each batch of {BATCH}, the least of {ROUNDS}, on a machine that others used, too."
