@@ -547,6 +547,7 @@ def test_a_failing_disk_leaves_the_old_bundle(task, whole, copy, world, monkeypa
 
 def test_two_saves_at_a_time_wait_for_each_other(task, whole, tmp_path):
     other = plain_build(task, mapper(task.d), storage="sq8")
+    other.save(tmp_path / "other")  # where it lives: what others replace, it would not save over
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda i: (whole[0], other)[i % 2].save(tmp_path / "b"), range(12)))
     assert amips.load(tmp_path / "b").store.storage in ("flat", "sq8")
