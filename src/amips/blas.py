@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np  # before threadpoolctl looks for numpy's OpenBLAS
 from threadpoolctl import ThreadpoolController, threadpool_info
 
+from amips import resources
 from amips.arguments import check_whole
 from amips.resources import address_space_limit, check_address_space
 
@@ -63,11 +64,6 @@ def _load() -> None:
             del os.environ["OPENBLAS_CORETYPE"]
 
 
-def _processors() -> int:
-    """How many this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _reserve() -> None:
     """Let both OpenBLAS allocate their buffers now: later, if memory has run out, they end the process."""
     ones = np.ones((512, 64), np.float32)
@@ -77,7 +73,7 @@ def _reserve() -> None:
     flat.search(ones, 1)
 
 
-check_address_space(LOADING + EACH_THREAD * min(MOST_THREADS, _processors()))
+check_address_space(LOADING + EACH_THREAD * min(MOST_THREADS, resources.threads()))
 _load()
 import faiss as _faiss  # noqa: E402
 

@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -165,8 +165,7 @@ def _opened(address: str) -> tuple[Any, str]:
 def _alone(system: Any, root: str, address: str) -> Iterator[None]:
     """Keep other publishers away, where locks are: on this machine's file systems."""
     if (place := _on_disk(system, root)) is None:
-        with nullcontext():
-            yield
+        yield
         return
     busy = AmipsError(f"another process is publishing at {address}: wait until it ends")
     with locked(place / LOCK, busy, remove=True, make=True):
@@ -210,6 +209,8 @@ def _listing(system: Any, root: str, address: str) -> dict[str, Any] | None:
         raise AmipsError(f"{name} was not written by `amips publish` of this version")
     files, version = listing.get("files"), str(listing.get("version"))
     whole = isinstance(files, dict) and all(_is_facts(one) for one in files.values()) and _is_tree(files)
+    previous = listing.get("previous")
+    whole &= previous is None or (isinstance(previous, str) and bool(_VERSION.fullmatch(previous)))
     if not whole or not _VERSION.fullmatch(version) or _version_of(files) != version:  # type: ignore[arg-type]
         raise _DamagedError(f"{name} is damaged: publish again")
     return {"previous": None, **listing}

@@ -75,7 +75,8 @@ def test_a_machine_holds_whole_shards():
 def test_machines_follow_from_the_memory():
     forecast = amips.plan(1e9, 768, 1e6, memory=64e9, rates=RATES)
     assert forecast.machines > 1
-    assert max(forecast.serving.memory, *(phase.memory for phase in forecast.phases)) <= 64e9
+    assert max(phase.memory for phase in forecast.phases) <= 64e9
+    assert forecast.serving.memory <= 0.8 * 64e9  # copies of keys in other shards among it
     fewer = forecast.machines // 2
     with pytest.raises(amips.AmipsError, match=f"machines={fewer}: each would need .* give more of either"):
         amips.plan(1e9, 768, 1e6, memory=64e9, machines=fewer, rates=RATES)

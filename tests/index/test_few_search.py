@@ -1,4 +1,4 @@
-"""One query in cells by compiled code: keys that were added later, and keys that may not be results."""
+"""A few queries in cells by compiled code: keys that were added later, and keys that may not be results."""
 
 import pickle
 from dataclasses import replace

@@ -46,7 +46,7 @@ def test_what_codes_lose_is_found_among_more_candidates(crowded, monkeypatch):
 
     assert best(many, None) < best(many, 80) < best(many, 640), [best(many, r) for r in (None, 80, 640)]
     assert best(many, 80) < 0.95 < best(many, 640)
-    # Scoring every key is no longer the only way to the recall asked for.
+    # With more candidates codes reach the recall below the cost of a full scan.
     cost = {
         name: min(p.flops for p in points if p.recall10 >= 0.95)
         for name, points in [("few", few), ("many", many)]

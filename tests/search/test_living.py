@@ -12,7 +12,7 @@ import pytest
 
 import amips
 from amips.cli import main
-from amips.search import Index
+from amips.search import GraphSearcher, Index
 from helpers import make_world
 
 N, D, C = 900, 16, 12
@@ -183,6 +183,19 @@ def test_nothing_to_do_is_no_change(bundle):
     assert index.remove([]) == 0
     index.update([], np.empty((0, D), np.float32))
     assert list(bundle.glob("changes-*")) == []
+
+
+def test_keys_far_longer_than_all_others_are_named(bundle, data):
+    """Queries everywhere want them, and they are in two cells: recall may fall, and is said to."""
+    index = amips.load(bundle)
+    long = np.concatenate([data[1][:5], 10 * data[1][5:7]])
+    if isinstance(index.snapshot, GraphSearcher):  # it visits by score, so long keys are found
+        index.add(long)
+    else:
+        with pytest.warns(UserWarning, match="^2 added keys are more than 2 times as long") as caught:
+            index.add(long)
+        assert caught[0].filename == __file__
+    assert index.n == N + 7
 
 
 def test_every_key_may_go_and_others_come(bundle, data):

@@ -142,7 +142,9 @@ def plan(
         raise AmipsError(f"shards={shards}: {n:,} keys are too few; ask for {most_shards:,} at most")
     wanted, count = shards, machines
     if count is None:
-        count = math.ceil(max(n * held_bytes / fits, (1 + COPIES) * n / MOST_KEYS if n > MOST_KEYS else 1))
+        held = n * held_bytes / fits
+        copied = held if held <= 1 else (1 + COPIES) * held
+        count = math.ceil(max(copied, (1 + COPIES) * n / MOST_KEYS if n > MOST_KEYS else 1))
     while True:
         shards = min(count, most_shards) if wanted is None else wanted
         split = _Split(n, d, m, r, count, shards, min(POINT_BYTES, fits / POINT_SHARE))
@@ -153,7 +155,7 @@ def plan(
             )
         phases = _phases(split, min(WORKING, fits / 2), rates)
         serving = _serving(split, scanned, rates)
-        needed = max(serving.memory, *(phase.memory for phase in phases))
+        needed = max(serving.memory / MEMORY_USED, *(phase.memory for phase in phases))
         if memory is None or needed <= memory:
             return Forecast(n, d, m, count, split.shards, split.c, r, phases, serving, source)
         no_help = wanted is not None and count >= wanted

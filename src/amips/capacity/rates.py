@@ -54,8 +54,8 @@ class Rates:
     random_read: float = 2.0e-5
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the machine that is this one."""
-        return {"kind": "rates", "format": FORMAT, "machine": _this_machine(), **asdict(self)}
+        """Plain values."""
+        return {"kind": "rates", "format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any], where: str) -> "Rates":
@@ -66,9 +66,9 @@ class Rates:
         return cls(**{name: check_number(name, values[name], above=0) for name in names})
 
     def save_to(self, path: Path) -> None:
-        """Write them, or replace what is there."""
+        """Write what was measured on this machine, or replace what is there."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, self.to_json())
+        write_json(path, {**self.to_json(), "machine": _this_machine()})
 
 
 def rates_file() -> Path:

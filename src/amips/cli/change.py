@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 import amips
-from amips.cli.options import ATTRIBUTES_HELP, IDS_FILE, cli, echo, ids_like, path
+from amips.cli.options import ATTRIBUTES_HELP, IDS_FILE, cli, echo, ids_like, path, plain_warnings
 from amips.search import Index
 from amips.sharding import UNCHANGED, is_sharded
 
@@ -34,7 +34,7 @@ def add(bundle: Path, keys: str, ids: str | None, attributes: Path | None) -> No
     They are found by every search that begins afterwards; programs that have the bundle open see them when
     they refresh it.
     """
-    with _opened(bundle) as index:
+    with plain_warnings(), _opened(bundle) as index:
         added = index.add(
             keys, None if ids is None else ids_like(ids, index.has_string_ids), attributes=attributes
         )
@@ -48,7 +48,7 @@ def add(bundle: Path, keys: str, ids: str | None, attributes: Path | None) -> No
 @click.option("--attributes", type=path, help=ATTRIBUTES_HELP)
 def update(bundle: Path, keys: str, ids: str, attributes: Path | None) -> None:
     """Put KEYS in the place of those with the given ids in BUNDLE, all of them or none."""
-    with _opened(bundle) as index:
+    with plain_warnings(), _opened(bundle) as index:
         values = ids_like(ids, index.has_string_ids)
         index.update(values, keys, attributes=attributes)
         echo(f"{bundle}: {_count(len(values))} updated, {index.n:,} in all")

@@ -195,9 +195,11 @@ def _in_order(parts: list[Entries], order: Ids) -> Bytes:
     """The codes of all entries, [e, bytes], in this order of them."""
     places, low = np.empty_like(order), 0
     places[order] = np.arange(len(order))
-    rows = np.empty((len(order), parts[-1].codes().shape[1]), np.uint8)
+    rows = np.empty((len(order), 0), np.uint8)
     for part in parts:
         codes = part.codes()
+        if not low:
+            rows = np.empty((len(order), codes.shape[1]), np.uint8)
         rows[places[low : low + len(codes)]] = codes
         low += len(codes)
     return rows

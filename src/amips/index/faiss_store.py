@@ -37,7 +37,7 @@ from amips.index.top_keys import (
     top_of_rows,
 )
 from amips.lean import Projection
-from amips.vectors import Floats, Vectors, gather
+from amips.vectors import Floats, Vectors, gather, mapped_file
 
 Ids = NDArray[np.int64]
 
@@ -255,7 +255,7 @@ class FaissCellStore:
             return score_candidates(self.keys_at, x, candidates, k, REFINE_BYTES)
         x, ids = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(candidates, np.int64)
         scores = np.empty(ids.shape, np.float32)
-        on_disk = isinstance(keys, np.memmap) and ids.size > FEW_ON_DISK
+        on_disk = ids.size > FEW_ON_DISK and mapped_file(keys) is not None
         step = max(1, DISK_BYTES // (4 * self.d * max(1, ids.shape[1]))) if on_disk else max(1, len(x))
         for low in range(0, len(x), step):
             rows, places = keys, ids[low : low + step]

@@ -1,8 +1,9 @@
 """A few queries in cells in one compiled call: cells, codes, the best keys scored again.
 
 Many queries are shared out to matrix products and FAISS (`amips.index.faiss_store`); of a few it is the calls
-that would cost. Their answers are those of each alone. Those of many are the same but for rounding: of lean
-storage, which of two keys whose codes score alike is scored again.
+that would cost. Their answers are those of each alone, as far as scores of cells that come with them are the
+same. Those of many are the same but for rounding: of lean storage, which of two keys whose codes score alike
+is scored again.
 """
 
 from typing import Any

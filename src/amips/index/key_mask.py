@@ -51,11 +51,14 @@ class KeyMask:
 
     def split(self, firsts: list[int]) -> "tuple[KeyMask, ...]":
         """The keys from each of these numbers on, up to the next."""
-        if self._split is None or self._split[0] != firsts:
+        known = self._split
+        if known is None or known[0] != firsts:
             ends = [*firsts[1:], len(self.keys)]
-            parts = tuple(KeyMask(self.keys[low:high]) for low, high in zip(firsts, ends, strict=True))
-            object.__setattr__(self, "_split", (firsts, parts))
-        assert self._split is not None
-        return self._split[1]
+            known = (
+                firsts,
+                tuple(KeyMask(self.keys[low:high]) for low, high in zip(firsts, ends, strict=True)),
+            )
+            object.__setattr__(self, "_split", known)
+        return known[1]
 
     _split: "tuple[list[int], tuple[KeyMask, ...]] | None" = None

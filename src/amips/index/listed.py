@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from amips import native
 from amips.index.faiss_store import FaissCellStore
 from amips.index.top_keys import score_candidates
-from amips.vectors import Floats
+from amips.vectors import Floats, mapped_file
 
 Ids = NDArray[np.int64]
 
@@ -20,7 +20,7 @@ class ListedKeys:
     """The keys of a store, to be scored by number.
 
     Args:
-        store: of cells or a graph, ours or a backend's.
+        store: of cells or a graph, ours or a backend's, to which no keys were added.
     """
 
     def __init__(self, store: Any) -> None:
@@ -40,13 +40,13 @@ class ListedKeys:
         return ListedKeys, (self.store,)
 
     def search(self, x: Floats, listed: NDArray[np.int32], k: int) -> tuple[Floats, Ids]:
-        """The k best of the keys listed for each query, [m, l], by <x, y>: scores and ids [m, k]."""
-        # Of many, a store that keeps its keys on disk reads each once.
-        on_disk = isinstance(self.keys, np.memmap) and len(x) > 1
-        if native.compiled is None or self.keys is None or on_disk:
+        """The k best of the keys [m, l] in 0..n-1 listed for queries, by <x, y>: scores and ids [m, k]."""
+        keys = self.keys
+        # Of many queries, a store that keeps its keys on disk reads each key once.
+        if native.compiled is None or keys is None or (len(x) > 1 and mapped_file(keys) is not None):
             return self._again(x, listed.astype(np.int64), k)
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)
-        native.compiled.search_listed(self.keys, self.rows, listed, np.ascontiguousarray(x), scores, ids)
+        native.compiled.search_listed(keys, self.rows, listed, np.ascontiguousarray(x), scores, ids)
         return scores, ids
 
     def _again(self, x: Floats, listed: Ids, k: int) -> tuple[Floats, Ids]:

@@ -158,11 +158,12 @@ def read_index(
     if facts.has_log:
         facts.measured["origin"] = replace(facts.measured["origin"], log=QueryLog.load(data, n, d))
     if isinstance(store, GraphStore):
-        store.prepare()  # loading waits for it, not the first query; threads would each do it
         known = {name: value for name, value in facts.measured.items() if name != "temperature"}
         known["attributes"] = attributes
         graph_index = GraphSearcher(store, facts.points, labels, facts.fingerprint, **known)
-        return _with_memory(graph_index, data, facts)
+        found = _with_memory(graph_index, data, facts)
+        found.prepare()  # loading waits for it, not the first query; threads would each do it
+        return found
     model = load_model(data, BundleError) if facts.router == MODEL else own
     if isinstance(model, Model) and (model.d != d or model.c not in (1, c)):
         raise BundleError(
@@ -176,9 +177,10 @@ def read_index(
         check_fits(model, facts.fingerprint, searcher.cells_fingerprint if model is not None else "")
     except RunError as problem:
         raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
+    found = _with_memory(searcher, data, facts)
     if not mmap:
-        searcher.prepare()  # loading waits for it, not the first query
-    return _with_memory(searcher, data, facts)
+        found.prepare()  # loading waits for it, not the first query
+    return found
 
 
 def _with_memory(index: Searcher | GraphSearcher, data: Path, facts: "_BundleFacts") -> Snapshot:
@@ -186,7 +188,6 @@ def _with_memory(index: Searcher | GraphSearcher, data: Path, facts: "_BundleFac
     if facts.gate is None:
         return index
     memory = Memory.load(data, facts.gate, index.n, index.d)
-    memory.prepare()
     plain = [point for point in facts.points if not point.recognised]
     return MemorySearcher(replace(index, points=plain), memory, facts.points)
 

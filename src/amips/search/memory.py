@@ -139,14 +139,13 @@ class Memory:
         vectors = open_vectors(self.logged, "logged queries")
         return FaissCellStore.build(vectors, assignment, self.centroids, "flat")
 
-    @cached_property
+    @property
     def _few(self) -> FewSearch | None:
         """What looks up in one compiled call; None where nothing is compiled."""
-        return FewSearch.of(self._store, (self.centroids, None))
+        return self._index._few
 
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""
-        self._few  # noqa: B018
         self._index.prepare()
 
     def save(self, directory: Path) -> list[str]:

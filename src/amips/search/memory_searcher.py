@@ -270,6 +270,7 @@ class MemorySearcher:
     def prepare(self) -> None:
         """Make ready what the first search would otherwise wait for."""
         self.memory.prepare()
+        self.index.prepare()
         self._listed  # noqa: B018
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ point to, or the one nearest to the key alone: what serves held-out queries best
 made. Its second cell follows the rule of the build (`amips.search.spill`), up to the same bound.
 """
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from amips.metrics import TOP
 from amips.routers import Router
 from amips.search.spill import PARALLEL
 from amips.task import Task
-from amips.vectors import Floats, unit_rows
+from amips.vectors import Floats, row_norms, unit_rows
 
 Cells32 = NDArray[np.int32]
 Rule = Literal["key", "log", "router"]
@@ -33,6 +34,10 @@ RIDGE = 10.0  # r: about as much as ten keys
 FEWEST_WANTED = 1000  # keys that were asked for, with fewer of which nothing is predicted
 ROW_COPIES = 16  # of the keys of a sample, while the map is learned: some of them in float64
 SAMPLE = 1 << 16  # keys that the map, the means and the bound are taken of
+LONG, LONG_SAMPLE = (
+    2.0,
+    1 << 12,
+)  # times as long as any of so many keys: queries everywhere may want such a key
 BLOCK_FLOATS = 1 << 22  # scores of cells at a time
 
 
@@ -162,6 +167,7 @@ class Placer:
         means: of the cells, in that direction, [c, d]. Their products with each other are made as they are
             asked for: all together are c^2, 640 MB for ten million keys.
         bound: how good a second cell must be: as many keys get one as there were; None for none at all.
+        longest: norm of the longest of some keys.
     """
 
     placement: Placement
@@ -170,15 +176,17 @@ class Placer:
     scales: Floats
     means: Floats
     bound: float | None
+    longest: float = np.inf
 
     @classmethod
     def of(cls, placement: Placement, store: OwnCells, router: Router) -> "Placer":
         """What is needed of the keys of a store; the store itself is not kept."""
         centroids, second = store.centroids, store.second
+        longest = float(row_norms(store.keys_at(_sample(store.n, LONG_SAMPLE))).max(initial=0.0)) or np.inf
         if second is None or len(centroids) < 2:
-            return cls(placement, router, centroids, centroids[:0, 0], centroids[:0], None)
-        rows = np.sort(np.random.default_rng(0).choice(store.n, min(store.n, SAMPLE), replace=False))
-        placer = cls(placement, router, centroids, *_means(placement, store, rows), 0.0)
+            return cls(placement, router, centroids, centroids[:0, 0], centroids[:0], None, longest)
+        rows = _sample(store.n, SAMPLE)
+        placer = cls(placement, router, centroids, *_means(placement, store, rows), 0.0, longest)
         some = rows[:: max(1, len(rows) // 4096)]
         points, values = placement.points(store.keys_at(some)), []
         step = max(1, BLOCK_FLOATS // len(centroids))
@@ -190,6 +198,13 @@ class Placer:
 
     def __call__(self, keys: Floats) -> tuple[Cells32, Cells32 | None]:
         """The first cell of each key [m], and the second, -1 for none; None if no key has one."""
+        if long := int(np.count_nonzero(row_norms(keys) > LONG * self.longest)):
+            warnings.warn(
+                f"{long:,} added keys are more than {LONG:g} times as long as those that cells were made of: "
+                "queries everywhere may want them, and some will not find them; audit says what the recall "
+                "is, and a new fit puts them where the log wants them",
+                stacklevel=6,
+            )
         if self.bound is None:
             return self.placement.first(keys, self.centroids, self.router), None
         first, second = np.empty(len(keys), np.int32), np.empty(len(keys), np.int32)
@@ -237,6 +252,13 @@ class Placer:
         loss[rows, own] = np.inf
         second = loss.argmin(axis=1)
         return second.astype(np.int32), (loss[rows, second] + squares) / length
+
+
+def _sample(n: int, most: int) -> NDArray[np.int64]:
+    """Numbers of keys, ascending: all, or so many of them."""
+    if n <= most:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(0).choice(n, most, replace=False))
 
 
 def _means(placement: Placement, store: OwnCells, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:

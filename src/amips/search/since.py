@@ -47,6 +47,8 @@ def _stayed(before: Snapshot, now: Snapshot, numbers: NDArray[np.int64]) -> NDAr
     What was added or updated since comes behind them: it is added again, so that the order of keys stays.
     """
     old, new = ids_of(before)[numbers], ids_of(now)
+    if not len(old):
+        return numbers
     order = np.argsort(old, kind="stable")
     places = order[np.minimum(np.searchsorted(old, new, sorter=order), len(order) - 1)]
     stayed = old[places] == new

@@ -8,7 +8,7 @@ from amips.vectors.checks import Facts, first_equal, inspect, row_norms, unit_ro
 from amips.vectors.formats import open_vectors
 from amips.vectors.ids import read_ids
 from amips.vectors.remote_rows import reopened, shared_source
-from amips.vectors.vectors import Floats, Source, Vectors, gather
+from amips.vectors.vectors import Floats, Source, Vectors, gather, mapped_file
 
 __all__ = [
     "Facts",
@@ -18,6 +18,7 @@ __all__ = [
     "first_equal",
     "gather",
     "inspect",
+    "mapped_file",
     "open_vectors",
     "read_ids",
     "reopened",

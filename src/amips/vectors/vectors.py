@@ -117,7 +117,7 @@ def gather(array: NDArray[Any], ids: NDArray[np.integer[Any]]) -> Floats:
         with np.errstate(over="ignore"):
             out[part] = array[ids[part]]
 
-    starts, file = range(0, len(ids), GATHER), _mapped_file(array)
+    starts, file = range(0, len(ids), GATHER), mapped_file(array)
     if file is None or not hasattr(mmap, "MADV_RANDOM"):
         for low in starts:
             read(low)
@@ -150,7 +150,7 @@ def _float32(raw: NDArray[Any]) -> Floats:
         return np.ascontiguousarray(raw, dtype=np.float32)
 
 
-def _mapped_file(array: NDArray[Any]) -> mmap.mmap | None:
+def mapped_file(array: NDArray[Any]) -> mmap.mmap | None:
     """What maps the file that an array is in; None of one in memory."""
     base: Any = array
     while isinstance(base, np.ndarray):
