@@ -108,7 +108,8 @@ def test_other_keys_are_refused(built, world, tmp_path):
 
 def test_a_graph_takes_the_place_of_cells_and_back(built, task, queries, tmp_path):
     out = tmp_path / "b"
-    cells = amips.build(task, storage="flat", out=out)
+    cells = amips.build(task, storage="flat", out=tmp_path / "cells")
+    cells.save(out)
     built["lean"][0].save(out)
     open_still = amips.load(out, mmap=True)
     same_answers(open_still, built["lean"][0], queries)

@@ -310,6 +310,7 @@ def test_a_torn_last_record_is_dropped_and_a_damaged_one_named(bundle, data):
         amips.load(bundle)
 
 
+@pytest.mark.filterwarnings("ignore:.* times as long")
 def test_threads_that_search_see_all_of_an_addition_or_nothing(bundle, data):
     """Each addition brings ten copies of one vector: a search for it finds ten or none, at any moment."""
     index = amips.load(bundle)
@@ -329,13 +330,15 @@ def test_threads_that_search_see_all_of_an_addition_or_nothing(bundle, data):
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for mark in marks:
-        ids = index.add(np.tile(mark, (10, 1)))
-        index.remove(ids)
-        index.add(np.tile(mark, (10, 1)))
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for mark in marks:
+            ids = index.add(np.tile(mark, (10, 1)))
+            index.remove(ids)
+            index.add(np.tile(mark, (10, 1)))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert problems == []
 
 

@@ -203,7 +203,7 @@ class Placer:
                 f"{long:,} added keys are more than {LONG:g} times as long as those that cells were made of: "
                 "queries everywhere may want them, and some will not find them; audit says what the recall "
                 "is, and a new fit puts them where the log wants them",
-                stacklevel=6,
+                stacklevel=5,
             )
         if self.bound is None:
             return self.placement.first(keys, self.centroids, self.router), None
