@@ -310,7 +310,6 @@ def test_a_torn_last_record_is_dropped_and_a_damaged_one_named(bundle, data):
         amips.load(bundle)
 
 
-@pytest.mark.filterwarnings("ignore:.* times as long")
 def test_threads_that_search_see_all_of_an_addition_or_nothing(bundle, data):
     """Each addition brings ten copies of one vector: a search for it finds ten or none, at any moment."""
     index = amips.load(bundle)

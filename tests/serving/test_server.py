@@ -1,6 +1,7 @@
 """`amips serve` as a process: signals, slow clients, workers, tokens, what is refused at the start."""
 
 import gc
+import itertools
 import json
 import signal
 import socket
@@ -115,14 +116,15 @@ def test_a_client_that_has_left_is_noted(server, x):
     body = json.dumps({"queries": np.tile(x, (10, 1)).tolist(), "k": 600}).encode()
     request = SEARCH.format(len(body)).encode() + body
     before = [line["status"] for line in server.events("request")].count(499)
+    pauses = itertools.cycle([0.005, 0.01, 0.02, 0.05, 0.1, 0.2])  # one of which ends within the search
 
     def left():
         with connected(server, request) as client:
-            time.sleep(0.02)
+            time.sleep(next(pauses))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return [line["status"] for line in server.events("request")].count(499) > before
 
-    until(left)
+    until(left, 60)
     assert not server.events("defect")
 
 

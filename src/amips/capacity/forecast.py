@@ -142,9 +142,9 @@ def plan(
         raise AmipsError(f"shards={shards}: {n:,} keys are too few; ask for {most_shards:,} at most")
     wanted, count = shards, machines
     if count is None:
-        held = n * held_bytes / fits
-        copied = held if held <= 1 else (1 + COPIES) * held
-        count = math.ceil(max(copied, (1 + COPIES) * n / MOST_KEYS if n > MOST_KEYS else 1))
+        load = n * held_bytes / fits  # 1 is a machine that is full
+        load *= 1 if load <= 1 else 1 + COPIES
+        count = math.ceil(max(load, (1 + COPIES) * n / MOST_KEYS if n > MOST_KEYS else 1))
     while True:
         shards = min(count, most_shards) if wanted is None else wanted
         split = _Split(n, d, m, r, count, shards, min(POINT_BYTES, fits / POINT_SHARE))

@@ -161,9 +161,9 @@ def read_index(
         known = {name: value for name, value in facts.measured.items() if name != "temperature"}
         known["attributes"] = attributes
         graph_index = GraphSearcher(store, facts.points, labels, facts.fingerprint, **known)
-        found = _with_memory(graph_index, data, facts)
-        found.prepare()  # loading waits for it, not the first query; threads would each do it
-        return found
+        snapshot = _with_memory(graph_index, data, facts)
+        snapshot.prepare()  # loading waits for it, not the first query; threads would each do it
+        return snapshot
     model = load_model(data, BundleError) if facts.router == MODEL else own
     if isinstance(model, Model) and (model.d != d or model.c not in (1, c)):
         raise BundleError(
@@ -177,10 +177,10 @@ def read_index(
         check_fits(model, facts.fingerprint, searcher.cells_fingerprint if model is not None else "")
     except RunError as problem:
         raise BundleError(f"{data / DESCRIPTION}: {problem} than the index holds") from None
-    found = _with_memory(searcher, data, facts)
+    snapshot = _with_memory(searcher, data, facts)
     if not mmap:
-        found.prepare()  # loading waits for it, not the first query
-    return found
+        snapshot.prepare()  # loading waits for it, not the first query
+    return snapshot
 
 
 def _with_memory(index: Searcher | GraphSearcher, data: Path, facts: "_BundleFacts") -> Snapshot:
