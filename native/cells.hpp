@@ -8,7 +8,7 @@ namespace amips {
 struct CellPart {
   const uint64_t* rows;    // [c]: where the codes of each cell are, or its float32 keys
   const int64_t* start;    // [c + 1]: where in the entries each cell begins
-  const int64_t* entries;  // [e]
+  const int32_t* entries;  // [e]
   const float* keys;       // [n, d]; null where the cells hold float32 keys, which are scored themselves
   int64_t first;           // the number of its first key
   int64_t places;          // entries of the parts before

@@ -162,10 +162,10 @@ class Scanner {
 
   // The keys that are scanned; then, call by call, those that were added later, whose numbers follow. `keys` is empty
   // where the cells hold float32 keys.
-  void part(nb::object owner, Array<uint64_t> rows, Array<int64_t> start, Array<int64_t> entries, Array<float> keys,
+  void part(nb::object owner, Array<uint64_t> rows, Array<int64_t> start, Array<int32_t> entries, Array<float> keys,
             int64_t first) {
     owners.push_back(owner), addresses.push_back(rows), floats.push_back(keys);
-    places.push_back(start), places.push_back(entries);
+    starts.push_back(start), numbers.push_back(entries);
     parts.push_back({rows.data(), start.data(), entries.data(), data(keys), first, entries_before});
     entries_before += int64_t(entries.shape(0));
     cells.parts = parts.data(), cells.count = int64_t(parts.size());
@@ -203,7 +203,8 @@ class Scanner {
 
   std::vector<nb::object> owners;
   std::vector<Array<uint64_t>> addresses;
-  std::vector<Array<int64_t>> places;  // start and entries of each part
+  std::vector<Array<int64_t>> starts;   // of each part
+  std::vector<Array<int32_t>> numbers;  // entries of each part
   std::vector<Array<float>> floats;
   std::vector<CellPart> parts;
   int64_t entries_before = 0;

@@ -10,7 +10,7 @@ import platform
 import re
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from amips.errors import AmipsError, DiskFullError, MemoryLimitError
@@ -27,6 +27,7 @@ _MEMORY = re.compile(
 )
 
 
+CGROUPS = ("memory.max", "memory/memory.limit_in_bytes")  # the limit of a container, of version 2 and 1
 WORKING = 160 << 20  # bytes of address space without which no work is begun
 
 
@@ -53,6 +54,20 @@ def address_space_limit() -> int | None:
     """The limit on the address space of this process in bytes; None if there is none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def available_memory() -> int | None:
+    """Bytes that the machine has left, or that a container has; None where that is not known."""
+    left = []
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        left.append(int(lines["MemAvailable"].split()[0]) << 10)
+    except (OSError, ValueError, KeyError):  # not Linux
+        return None
+    for name in CGROUPS:
+        with suppress(OSError, ValueError):  # there is no such limit ("max")
+            left.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+    return min(left)
 
 
 @contextmanager

@@ -5,16 +5,20 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import amips
-from amips.fitting.candidates import INDEX_SHARE, Estimator
-from amips.index import cell_bytes, pq_parts
+from amips.fitting.affordable import graph_needs, no_room_for_graph, part_of_log
+from amips.fitting.candidates import INDEX_SHARE, Estimator, check_index_memory
+from amips.fitting.settings import Settings
+from amips.index import FaissCellStore, cell_bytes, pq_parts
+from amips.vectors import open_vectors
 from helpers import make_world, unit
 
-N, D = 250_000, 256  # 256 MB
+N, D = 500_000, 128  # 256 MB; of few dimensions, what lies beside codes counts most
 MEMORY = 4 * N * D // 2
 
 # A first, small fit lets libraries take their own buffers. What is allocated after that is bounded by the
@@ -108,7 +112,6 @@ def test_the_storage_is_one_that_fits():
 
     def storages(memory, storage=None):
         from amips.builder import Builder
-        from amips.fitting.settings import Settings
 
         settings = Settings(1, None, 0.9, "flops", storage, None, None, None, 0, 0, memory)
         return [name for name, _ in Estimator(Builder(task), settings).storages()]
@@ -154,3 +157,59 @@ def test_too_little_for_anything_is_said_at_once(tmp_path):
     with pytest.raises(amips.VectorError, match=f"^memory={least - 1} bytes .* at least {least} are needed"):
         amips.fit(keys, queries, memory=least - 1, minutes=0.02, quiet=True)
     assert amips.fit(keys, queries, memory=least, minutes=0.05, quiet=True).n == 500  # what it said is enough
+
+
+def settings_of(memory, structure=None):
+    return Settings(1, None, 0.9, "flops", None, None, structure, None, 0, 0, memory)
+
+
+@pytest.mark.parametrize("d", [96, 128, 384, 1536])
+def test_keys_may_be_twice_the_memory(d):
+    n = 10_000_000
+    check_index_memory(settings_of(4 * n * d // 2), n, d)
+
+
+def test_cells_take_what_is_counted():
+    """Of codes: what FAISS and numpy hold for each key, in bytes."""
+    n, d = 60_000, 64
+    rng = np.random.default_rng(0)
+    keys, cells = rng.standard_normal((n, d), np.float32), rng.integers(0, 20, n).astype(np.int32)
+    store = FaissCellStore.build(open_vectors(keys, "keys"), cells, keys[:20], "sq8")
+    beside = store.entries.nbytes + store.assignment.nbytes + 8 * n  # numbers in FAISS
+    codes = sum(len(store.codes_in(cell)) for cell in range(20))
+    assert beside + codes == n * (d + 16)
+    assert beside + codes < cell_bytes("sq8", n, d) < 2 * (beside + codes)
+
+
+def test_a_graph_that_was_asked_for_is_within_the_memory_or_refused(tmp_path, monkeypatch):
+    keys, queries = make_world(20_000, 200, 64, seed=1)
+    memory = graph_needs(settings_of(None, "graph"), 20_000, 64) - 1
+    monkeypatch.setattr("amips.fitting.fitting.label", lambda *_, **__: pytest.fail("labelled"))
+    with pytest.raises(amips.AmipsError, match=rf"^memory={memory}: a graph over these 20,000 keys takes"):
+        amips.fit(keys, queries, structure="graph", memory=memory, out=tmp_path / "b", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_is_not_tried_where_the_machine_has_no_room(monkeypatch):
+    settings, needed = settings_of(None), graph_needs(settings_of(None), 10**7, 128)
+    monkeypatch.setattr("amips.fitting.affordable.available_memory", lambda: needed - 1)
+    assert "more memory than this machine has left" in no_room_for_graph(settings, 10**7, 128)
+    monkeypatch.setattr("amips.fitting.affordable.available_memory", lambda: needed)
+    assert no_room_for_graph(settings, 10**7, 128) == ""
+    assert "than was given" in no_room_for_graph(settings_of(needed - 1), 10**7, 128)
+    monkeypatch.setattr("amips.fitting.affordable.available_memory", lambda: None)
+    assert no_room_for_graph(settings, 10**7, 128) == ""  # where it is not known
+
+
+def test_a_part_of_the_log_is_read_where_it_is(tmp_path):
+    rows = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+    np.save(tmp_path / "log.npy", rows)
+    log = open_vectors(tmp_path / "log.npy", "queries")
+    part = part_of_log(log, 100, settings_of(None))
+    assert part.array is None  # nothing was read
+    chosen = part.load()[:, 0].astype(int) // 4
+    assert len(part) == len(set(chosen)) == 100
+    assert (np.diff(chosen) > 0).all()
+    np.testing.assert_array_equal(part.take(np.array([7, 3])), rows[chosen[[7, 3]]])
+    last = part_of_log(log, 100, replace(settings_of(None), order="time"))
+    np.testing.assert_array_equal(last.load(), rows[900:])

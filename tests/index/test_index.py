@@ -415,8 +415,9 @@ def test_cells_are_filled_the_same_however_much_waits(storage, monkeypatch):
     codes, writes = [], []
     write = fill._ExactLists.write
     monkeypatch.setattr(fill._ExactLists, "write", lambda lists: writes.append(1) or write(lists))
-    for waiting in (1, 1 << 24):
-        monkeypatch.setattr(fill, "WAITING_BYTES", waiting)
+    for waiting in (1, 1 << 20):
+        monkeypatch.setattr(fill, "LEAST_WAITING", waiting)
+        monkeypatch.setattr(fill, "WAITING_PARTS", 1 << 20)
         store = FaissCellStore.build(open_vectors(keys), assignment, keys[:7], storage, None, second)
         codes.append([fill.codes_of(store.index, j, int(store.sizes[j])).tolist() for j in range(7)])
     assert codes[0] == codes[1]

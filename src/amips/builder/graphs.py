@@ -20,12 +20,13 @@ from amips.locks import locked
 from amips.metrics import TOP
 from amips.search import GraphSearcher
 from amips.task import Task
-from amips.vectors import open_vectors
+from amips.vectors import Vectors, open_vectors, rows_of
 
 if TYPE_CHECKING:
     from amips.builder.builder import Builder
 
 GRAPH_CANDIDATES = 3 * TOP  # among which codes of a graph must have nearly all of the top keys
+LOG_PART = 8  # of a bound on the memory, that the log takes while entry points are looked for
 LEAST_LOG = 10  # queries for each entry point, with fewer of which a log says nothing
 
 
@@ -53,7 +54,7 @@ def resolved_graph(builder: "Builder", design: Design) -> Design:
     if design.query_aware and len(task.train) < LEAST_LOG * design.cells:
         design = replace(design, query_aware=0.0)
     if design.storage == "lean" and design.dimensions is None:
-        few = fewest_dimensions(task, builder.projection, GRAPH_CANDIDATES)
+        few = fewest_dimensions(task, builder.projection, GRAPH_CANDIDATES, builder.memory)
         design = replace(design, dimensions=min(few or task.d, MOST_VALUES))
     return replace(design, cells=min(design.cells, task.n))
 
@@ -78,9 +79,10 @@ def graph_searcher(builder: "Builder", design: Design) -> GraphSearcher:
 def _graph_of(builder: "Builder", design: Design, projection: Projection | None) -> Graph:
     """The graph; of lean storage it is made in the dimensions that are walked."""
     task = builder.task
-    keys, queries = task.key_vectors, task.train.vectors
+    keys, queries = task.key_vectors, _some(task.train.vectors, builder.memory, builder.seed)
     if projection is not None:
-        keys, queries = projection.of_keys(keys), open_vectors(_projected(queries, projection), "queries")
+        keys = projection.of_keys(keys)
+        queries = open_vectors(_projected(queries, projection), "queries")
     rows = keys.load()
     seed, progress = builder.seed, builder.progress
     # Graphs of one number of dimensions share these, whether they learn from the log or not.
@@ -100,6 +102,14 @@ def _graph_of(builder: "Builder", design: Design, projection: Projection | None)
         near=near,
         seed=seed,
     )
+
+
+def _some(queries: Vectors, memory: int | None, seed: int) -> Vectors:
+    """The log that entry points are looked for with; of a bound on the memory it takes an eighth."""
+    most = queries.n if memory is None else memory // (LOG_PART * 4 * queries.d)
+    if queries.n <= most:
+        return queries
+    return rows_of(queries, np.sort(np.random.default_rng(seed).choice(queries.n, most, replace=False)))
 
 
 def _projected(queries: Any, projection: Projection) -> NDArray[np.float32]:

@@ -20,13 +20,19 @@ from typing import cast
 
 import numpy as np
 
-from amips import exact, native
+from amips import native
 from amips.builder import Builder, at_start, graph_design
 from amips.cells import POINTS_PER_CELL
 from amips.design import MEMORY, OWN, Design, GraphStorage
 from amips.errors import AmipsError, TrainingInterrupted
 from amips.files import read_json, remove_directory, write_json
-from amips.fitting.affordable import EXACT_SHARE, ITERATIONS, affordable_cells, check_memory
+from amips.fitting.affordable import (
+    ITERATIONS,
+    affordable_cells,
+    check_memory,
+    no_room_for_graph,
+    part_of_log,
+)
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
 from amips.fitting.clock import BUILD_END, LABEL_TIME, PARTITIONS_END, SECOND_END, TRAINING_END, Clock
 from amips.fitting.ending import Ending
@@ -34,11 +40,10 @@ from amips.fitting.rate import graph_seconds, labelling_rate, partition_seconds,
 from amips.fitting.reporting import TIMED, compare
 from amips.fitting.settings import Settings
 from amips.fitting.trials import Trials
-from amips.graph import DEGREE, LOG_DEPTH
-from amips.index import graph_bytes
+from amips.graph import LOG_DEPTH
 from amips.search import Searcher, Snapshot
 from amips.task import HELD_OUT, Task, label
-from amips.vectors import Vectors, open_vectors
+from amips.vectors import Vectors
 
 TRAIN_TIME = 0.15  # of the time given, for all routers; `amips.fitting.clock` says what the other steps have
 PILOT_TIME = 0.03  # ... to find out how fast this machine is
@@ -83,6 +88,7 @@ class Fitting(Trials):
             candidates = self._with_second_cells(estimator, candidates)
             cells = self._built(estimator, candidates)
         index: Snapshot | None = self._with_graph(builder, cells) if graph else cells
+        del cells
         assert index is not None
         best = min(plain, key=lambda count: plain[count])
         baseline = self._measured(builder, self._plain(estimator, best))[0]
@@ -102,9 +108,8 @@ class Fitting(Trials):
         if native.compiled is None:
             self.say("no graph is tried: amips was installed without a C++ compiler, and numpy walks slowly")
             return False
-        memory = self.settings.memory
-        if memory is not None and graph_bytes(task.n, DEGREE, task.d // 2) > memory:
-            self.say("no graph is tried: it would take more than the memory given")
+        if problem := no_room_for_graph(self.settings, task.n, task.d):
+            self.say(problem)
             return False
         if graph_seconds(task, self.rate) <= GRAPH_TIME * self.seconds:
             return True
@@ -134,6 +139,7 @@ class Fitting(Trials):
                 costs.append(cost)
                 if best is None or cost < least:
                     best, least = graph, cost
+                del graph  # one beside the next is what the memory is for
             if not math.isinf(min(costs)) or entries >= builder.task.n:
                 break  # otherwise keys are in clusters that no walk leads into: with more entries one may
         assert best is not None
@@ -151,9 +157,8 @@ class Fitting(Trials):
                 raise AmipsError(f"{self.work / CALL} is damaged; remove {self.work}")
             count, self.rate = int(known["labelled"]), float(known["rate"])
         else:
-            pilot = partial(
-                labelling_rate, keys, queries, seconds=PILOT_TIME * self.seconds, memory=self._exact_memory
-            )
+            seconds, memory = PILOT_TIME * self.seconds, self.settings.exact_memory
+            pilot = partial(labelling_rate, keys, queries, seconds=seconds, memory=memory)
             self.rate = pilot()
             labelling = self.rate if self.device is None else pilot(device=self.device)
             labelling *= speed_up(self.ray)
@@ -164,10 +169,7 @@ class Fitting(Trials):
         seed = self.settings.seed
         if count < queries.n:
             self.say(f"using {count:,} of {queries.n:,} queries: labelling them all would take too long")
-            drawn = np.sort(np.random.default_rng([seed, 3]).choice(queries.n, count, replace=False))
-            if self.settings.order is not None:
-                drawn = np.arange(queries.n - count, queries.n)  # with gaps, less would come again
-            queries = open_vectors(queries.take(drawn), "queries")
+            queries = part_of_log(queries, count, self.settings)
         held_out = max(1, min(HELD_OUT, queries.n // 5))
         self.say(f"{keys.n:,} keys, {queries.n:,} queries of dimension {keys.d}: finding their top keys ...")
         if queries.n < FEW:
@@ -184,7 +186,7 @@ class Fitting(Trials):
                 split=self.settings.order,
                 k=self._depth,
                 seed=seed,
-                memory=self._exact_memory,
+                memory=self.settings.exact_memory,
                 device=self.device,
                 ray=self.ray,
                 progress=not self.quiet,
@@ -198,11 +200,6 @@ class Fitting(Trials):
     def _depth(self) -> int:
         """Top keys that are found of each query."""
         return LOG_DEPTH if self.settings.order is None else max(LOG_DEPTH, MEMORY)
-
-    @property
-    def _exact_memory(self) -> int:
-        """Bytes that exact search may take."""
-        return exact.MEMORY if self.settings.memory is None else self.settings.memory // EXACT_SHARE
 
     def _builder(self, task: Task, points: int) -> Builder:
         return Builder(
@@ -331,6 +328,7 @@ class Fitting(Trials):
             cost /= WORTH if index.spilled else 1
             if best is None or cost < least:
                 best, least = index, cost
+            del index  # one beside the next is what the memory is for
         assert best is not None
         return best
 

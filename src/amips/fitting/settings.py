@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from amips import exact
 from amips.design import Storage, Structure
 from amips.search import Objective
 
 Order = Literal["time"]
+EXACT_SHARE = 2  # exact search takes this part of the memory: sorting out equal keys takes some, too
 FIT_MINUTES = 5.0  # that a fit may take where nothing else is asked
 
 
@@ -25,3 +27,8 @@ class Settings:
     seed: int
     keep_log: int
     memory: int | None = None
+
+    @property
+    def exact_memory(self) -> int:
+        """Bytes that exact search may take."""
+        return exact.MEMORY if self.memory is None else self.memory // EXACT_SHARE

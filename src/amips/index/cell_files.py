@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from amips.design import Storage
 from amips.errors import BundleError
-from amips.index.fill import BLOCK, Bytes, Ids, assemble, block_bytes, codebook_of, codes_of
+from amips.index.fill import BLOCK, Bytes, Entries32, Ids, assemble, block_bytes, codebook_of, codes_of
 from amips.npy import Shape, load_npy, npy_header, save_npy, write_npy
 from amips.untrusted import open_regular
 from amips.vectors import Floats
@@ -55,7 +55,7 @@ class CellParts:
 
     index: Any
     sizes: Ids
-    entries: Ids
+    entries: Entries32
     centroids: Floats
     keys: Floats | None
     projection: Floats | None
@@ -115,6 +115,7 @@ def read_cells(directory: Path, storage: Storage, mmap: bool, spilled: bool, fin
         _check_second(directory / SECOND, second, len(sizes), len(entries))
     _check_sizes(directory / SIZES, sizes, len(entries))
     check_entries(directory / ENTRIES, sizes, entries, second, n)
+    entries = entries.astype(np.int32)
     c = len(sizes)
     centroids = read_array(directory / CENTROIDS, np.float32, (c, None))
     d = centroids.shape[1]
@@ -145,7 +146,8 @@ def write_cells(directory: Path, storage: Storage, parts: CellParts) -> list[str
     """Write the files of a cell store; their names."""
     codebook = None if parts.rows is not None else codebook_of(parts.index, storage)
     arrays: dict[str, NDArray[Any] | None]
-    arrays = {SIZES: parts.sizes, ENTRIES: parts.entries, CENTROIDS: parts.centroids, CODEBOOK: codebook}
+    entries = parts.entries.astype(np.int64)
+    arrays = {SIZES: parts.sizes, ENTRIES: entries, CENTROIDS: parts.centroids, CODEBOOK: codebook}
     arrays |= {PROJECTION: parts.projection, KEYS: parts.keys, SECOND: parts.second, MEANS: parts.means}
     arrays[KEY_PROJECTION] = parts.key_projection
     present = {name: array for name, array in arrays.items() if array is not None}
@@ -220,7 +222,9 @@ def check_entries(path: Path, sizes: Ids, entries: Ids, second: NDArray[np.int32
         raise BundleError(f"{path} is damaged: a key is in the wrong number of cells")
 
 
-def second_entries(sizes: Ids, entries: Ids, second: NDArray[np.int32]) -> NDArray[np.bool_]:
+def second_entries(
+    sizes: Ids, entries: NDArray[np.integer[Any]], second: NDArray[np.int32]
+) -> NDArray[np.bool_]:
     """Which entries [e] are of keys whose second cell that is."""
     return np.asarray(second[entries] == np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
 

@@ -85,7 +85,7 @@ class Entries:
 
     store: FaissCellStore
     sizes: Ids
-    numbers: Ids
+    numbers: NDArray[np.integer[Any]]
     keys: Floats | None
     second: NDArray[np.int32]
     rows: Bytes | None = None
@@ -150,7 +150,8 @@ def one_store(parts: list[Entries], *, light: bool) -> FaissCellStore:
     firsts = np.cumsum([0, *(len(part.second) for part in parts)])
     order, sizes = _by_cell(np.concatenate([part.cells for part in parts]), c)
     numbers = [part.numbers + first for part, first in zip(parts, firsts, strict=False)]
-    entries, second = np.concatenate(numbers)[order], np.concatenate([part.second for part in parts])
+    entries = np.concatenate(numbers)[order].astype(np.int32)
+    second = np.concatenate([part.second for part in parts])
     keys = [part.keys for part in parts if part.keys is not None]
     index = rows = None
     if light and store.storage == "flat":

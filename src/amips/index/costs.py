@@ -9,8 +9,8 @@ from amips.metrics import TOP
 Counts = NDArray[np.int64]
 
 
-BESIDE_CODES = 48  # bytes a key that cells take beside codes: numbers of keys twice, cells, places
-GROWTH = 1.5  # of what FAISS reserves while cells are filled, or converted
+BESIDE_CODES = 24  # bytes a key that cells take beside codes: numbers of keys in FAISS (8) and here, cells
+GROWTH = 1.25  # of what memory that was given back leaves between the codes of cells
 
 
 def cell_bytes(
@@ -25,10 +25,11 @@ def cell_bytes(
         parts: of a PQ code.
         spill: the fraction of the keys in a second cell.
     """
-    code = {"flat": 4 * d, "sq8": d, "pq": parts, "lean": 2 * -(-dimensions // 2)}[
-        storage
-    ]  # lean: two copies
-    return int(n * (1 + spill) * (GROWTH * code + BESIDE_CODES))
+    code = {"flat": 4 * d, "sq8": d, "pq": parts, "lean": -(-dimensions // 2)}[storage]
+    each = GROWTH * code + BESIDE_CODES
+    if storage == "lean":  # FAISS has codes and numbers twice, while they are put in the order of FastScan
+        each += GROWTH * code + 8
+    return int(n * (1 + spill) * each)
 
 
 def graph_bytes(n: int, degree: int, dimensions: int) -> int:

@@ -25,7 +25,7 @@ from amips.design import Storage
 from amips.errors import BundleError
 from amips.index.cell_files import CellParts, read_cells, scanned_bytes, second_entries, write_cells
 from amips.index.costs import candidates_of, scan_flops
-from amips.index.fill import Bytes, assemble, codebook_of, codes_of, entries_of, fill
+from amips.index.fill import Bytes, Entries32, assemble, codebook_of, codes_of, entries_of, fill
 from amips.index.key_mask import KeyMask
 from amips.index.product_scan import scan_by_product, scan_each
 from amips.index.top_keys import (
@@ -56,7 +56,7 @@ class FaissCellStore:
 
     Args:
         index: a `faiss.IndexIVF` with the codes; None where float32 keys stay on disk (`rows`).
-        sizes, entries: how many keys each cell has [c], and which, cell by cell [e].
+        sizes, entries: how many keys each cell has [c], and which, cell by cell [e]: 4 bytes each.
         centroids: [c, d].
         keys: float32 [n, d], with which quantised storage scores its candidates.
         refine: of quantised storage: candidates for each result asked for.
@@ -70,7 +70,7 @@ class FaissCellStore:
     index: Any
     storage: Storage
     sizes: Ids
-    entries: Ids
+    entries: Entries32
     centroids: Floats
     keys: Floats | None = None
     refine: int = REFINE
@@ -133,9 +133,9 @@ class FaissCellStore:
         return np.append(0, np.cumsum(self.sizes))
 
     @cached_property
-    def places(self) -> Ids:
+    def places(self) -> NDArray[np.int32]:
         """Where in the entries each key is, in its first cell, [n]."""
-        return self._of_first(np.arange(len(self.entries)))
+        return self._of_first(np.arange(len(self.entries), dtype=np.int32))
 
     def _of_first(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values of entries [e] as values of keys [n], of the entry in a key's first cell."""
@@ -238,7 +238,7 @@ class FaissCellStore:
     def _scan_by_product(self, x: Floats, cells: Ids, k: int, allowed: KeyMask | None) -> tuple[Floats, Ids]:
         """Cell by cell: the queries that probe it, times its keys."""
 
-        def keys_of(cell: int) -> tuple[Floats, Ids]:
+        def keys_of(cell: int) -> tuple[Floats, Entries32]:
             keys, ids = self._keys_of(cell)
             if allowed is None:
                 return keys, ids
@@ -284,7 +284,7 @@ class FaissCellStore:
             rows[wanted] = self._rows_of(int(cell))[places[wanted] - self.starts[cell]]
         return rows.reshape(*ids.shape, self.d)
 
-    def _keys_of(self, cell: int) -> tuple[Floats, Ids]:
+    def _keys_of(self, cell: int) -> tuple[Floats, Entries32]:
         """The keys of a cell, and their ids."""
         return self._rows_of(cell), self.entries[self.starts[cell] : self.starts[cell + 1]]
 

@@ -55,9 +55,8 @@ class FewSearch:
         )
         first = 0
         for part in parts:
-            entries = np.ascontiguousarray(part.entries, np.int64)
             keys = NOTHING if part.keys is None or part.storage == "flat" else _plain(part.keys)
-            self._native.part(part, part.addresses, part.starts, entries, keys, first)
+            self._native.part(part, part.addresses, part.starts, part.entries, keys, first)
             first += part.n
 
     @classmethod

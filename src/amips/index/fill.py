@@ -14,12 +14,15 @@ from amips.lean import Projection
 from amips.vectors import Floats, Vectors
 
 Ids = NDArray[np.int64]
+Entries32 = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
 FEWEST_KEYS = {"pq": 256, "lean": 16}  # as many as a code has values
 PQ_DIMENSIONS_PER_BYTE = 4
 SAMPLE_BYTES = 1 << 24  # of keys that codes are learned from
-WAITING_BYTES = 1 << 24  # of codes that are put into their cells at a time: each cell takes microseconds
+# Codes are put into their cells so many at a time, as each cell takes microseconds: a part of them all.
+LEAST_WAITING, MOST_WAITING, WAITING_PARTS = 1 << 20, 1 << 24, 16
+MOST_ENTRIES = (1 << 31) - 1
 
 
 def fill(
@@ -82,20 +85,27 @@ class _ExactLists:
         sizes = np.bincount(assignment, minlength=c)
         if second is not None:
             sizes = sizes + np.bincount(second[second >= 0], minlength=c)
+        count = int(sizes.sum())
+        if count > MOST_ENTRIES:
+            raise AmipsError(
+                f"{count:,} entries: cells hold {MOST_ENTRIES:,} at most; spread the keys over shards"
+            )
         self.width, self.filled = int(index.code_size), np.zeros(c, np.int64)
         self.sizes = sizes
         self._waiting: list[tuple[Bytes, Ids, Ids]] = []  # codes, ids and cells
+        most = count * (self.width + 16) // WAITING_PARTS
+        self._waiting_bytes = min(MOST_WAITING, max(LEAST_WAITING, most))
         for cell, size in enumerate(sizes.tolist()):
             if size:
                 index.invlists.resize(cell, size)
-        index.ntotal = int(sizes.sum())
+        index.ntotal = count
 
     def add(self, rows: Floats, ids: Ids, cells: Ids) -> None:
         """Code the next keys, whose turn it then is in their cells."""
         codes = np.empty((len(rows), self.width), np.uint8)
         self.index.encode_vectors(len(rows), *(faiss.swig_ptr(a) for a in (rows, cells, codes)))
         self._waiting.append((codes, ids, cells))
-        if sum(part.nbytes for parts in self._waiting for part in parts) >= WAITING_BYTES:
+        if sum(part.nbytes for parts in self._waiting for part in parts) >= self._waiting_bytes:
             self.write()
 
     def write(self) -> None:
@@ -130,7 +140,7 @@ def pq_parts(d: int) -> int:
 def assemble(
     storage: Storage,
     sizes: Ids,
-    entries: Ids,
+    entries: Entries32,
     centroids: Floats,
     means: Floats | None,
     codebook: Floats | None,
@@ -212,12 +222,16 @@ def codes_of(index: Any, cell: int, size: int) -> Bytes:
     return codes
 
 
-def entries_of(index: Any) -> tuple[Ids, Ids]:
+def entries_of(index: Any) -> tuple[Ids, Entries32]:
     """How many keys each cell has [c], and which, cell by cell [e]: a copy."""
     lists = index.invlists
     sizes = np.array([lists.list_size(j) for j in range(index.nlist)], np.int64)
-    ids = [faiss.rev_swig_ptr(lists.get_ids(j), int(sizes[j])) for j in np.flatnonzero(sizes).tolist()]
-    return sizes, np.concatenate([np.empty(0, np.int64), *ids])
+    entries, low = np.empty(int(sizes.sum()), np.int32), 0
+    for j in np.flatnonzero(sizes).tolist():
+        size = int(sizes[j])
+        entries[low : low + size] = faiss.rev_swig_ptr(lists.get_ids(j), size)
+        low += size
+    return sizes, entries
 
 
 def codebook_of(index: Any, storage: Storage) -> Floats | None:

@@ -38,7 +38,7 @@ class Matches:
         numbers, cells, first = list[Ids](), list[Ids](), 0
         for part in parts:
             places = np.flatnonzero(allowed.keys[first : first + part.n][part.entries])
-            numbers.append(part.entries[places] + first)
+            numbers.append(part.entries[places].astype(np.int64) + first)
             cells.append(np.searchsorted(part.starts, places, side="right") - 1)
             first += part.n
         every, cell = np.concatenate(numbers), np.concatenate(cells)

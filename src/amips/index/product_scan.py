@@ -1,6 +1,7 @@
 """Scanning float32 keys by cell: times all queries that probe a cell, or query by query from disk."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ def scan_by_product(
     cells: Ids,
     k: int,
     sizes: Ids,
-    keys_of: Callable[[int], tuple[Floats, Ids]],
+    keys_of: Callable[[int], tuple[Floats, NDArray[np.integer[Any]]]],
     *,
     twice: bool,
     tile_bytes: int,
@@ -67,7 +68,7 @@ def scan_each(
     cells: Ids,
     k: int,
     sizes: Ids,
-    entries: Ids,
+    entries: NDArray[np.int32],
     rows: Floats,
     *,
     twice: bool,
@@ -92,6 +93,6 @@ def scan_each(
         scores = np.empty(len(places), np.float32)
         pointers = [faiss.swig_ptr(a) for a in (scores, x[row], rows, places)]
         faiss.fvec_inner_products_by_idx(*pointers, x.shape[1], 1, len(places))
-        scores, ids = reaching(scores, entries[places], k, twice=twice)
+        scores, ids = reaching(scores, entries[places].astype(np.int64), k, twice=twice)
         best[0][row : row + 1], best[1][row : row + 1] = best_of(scores[None], ids[None], k)
     return best

@@ -25,7 +25,7 @@ class TopKeys:
         self.pending: list[tuple[Ids, Floats, Ids]] = []
         self.waiting = 0
 
-    def take(self, rows: Ids, tile: Floats, ids: Ids) -> None:
+    def take(self, rows: Ids, tile: Floats, ids: NDArray[np.integer[Any]]) -> None:
         """Scores [r, w] of the given rows against the keys `ids` [w]."""
         width = tile.shape[1]
         limits = self.threshold[rows]
@@ -34,7 +34,7 @@ class TopKeys:
             limits = np.maximum(limits, np.partition(tile, width - self.k, axis=1)[:, width - self.k])
         reached = np.flatnonzero(tile >= limits[:, None])
         row, column = np.divmod(reached, width)
-        self.pending.append((rows[row], tile.ravel()[reached], ids[column]))
+        self.pending.append((rows[row], tile.ravel()[reached], ids[column].astype(np.int64, copy=False)))
         self.waiting += len(reached)
         if self.waiting > max(4 * self.m * self.k, 1 << 16):
             self.compact()

@@ -8,7 +8,7 @@ from amips.vectors.checks import Facts, first_equal, inspect, row_norms, unit_ro
 from amips.vectors.formats import open_vectors
 from amips.vectors.ids import read_ids
 from amips.vectors.remote_rows import reopened, shared_source
-from amips.vectors.vectors import Floats, Source, Vectors, gather, mapped_file
+from amips.vectors.vectors import Floats, Source, Vectors, gather, mapped_file, rows_of
 
 __all__ = [
     "Facts",
@@ -23,6 +23,7 @@ __all__ = [
     "read_ids",
     "reopened",
     "row_norms",
+    "rows_of",
     "shared_source",
     "unit_rows",
 ]

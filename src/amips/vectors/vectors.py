@@ -103,6 +103,11 @@ class Vectors:
         return out
 
 
+def rows_of(vectors: Vectors, ids: NDArray[np.int64]) -> Vectors:
+    """These rows (ascending) of vectors, read where they are when they are asked for."""
+    return Vectors(vectors.name, len(ids), vectors.d, lambda low, high: vectors.take(ids[low:high]))
+
+
 def gather(array: NDArray[Any], ids: NDArray[np.integer[Any]]) -> Floats:
     """Rows of a memory-mapped table as float32, in the order of `ids`, read in one pass from low to high.
 
