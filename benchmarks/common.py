@@ -2,7 +2,9 @@
 
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
@@ -72,6 +74,22 @@ def ratio(times: dict[str, list[float]], flops: dict[str, float], name: str, bas
     """Median over rounds of the FLOP rate of `name` divided by that of `base` in the same round."""
     pairs = zip(times[name], times[base], strict=True)
     return statistics.median((flops[name] / a) / (flops[base] / b) for a, b in pairs)
+
+
+def merged(name: str, measured: list[dict[str, Any]], fields: Sequence[str]) -> list[dict[str, Any]]:
+    """What was measured, and what the results of this name have of others: parts can be made anew.
+
+    Args:
+        fields: that tell measurements apart; what is returned is in their order.
+    """
+
+    def identity(one: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(one[field] for field in fields)
+
+    place = RESULTS / f"{name}.json"
+    known = json.loads(place.read_text())["raw"] if place.exists() else []
+    by_identity = {identity(one): one for one in [*known, *measured]}
+    return [by_identity[key] for key in sorted(by_identity)]
 
 
 def write(

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from common import generated, write
+from common import generated, merged, write
 
 import amips
 from amips.builder import Builder
@@ -118,20 +119,21 @@ def main() -> None:
     if not place.exists():
         calibrate(print).save_to(place)
     rates = load_rates(place)[0]
-    rows, raw = [], []
+    rows, raw = list[list[str]](), list[dict[str, Any]]()
     for size in map(int, arguments.sizes):
         folder = arguments.work / str(size)
         folder.mkdir(exist_ok=True)
         measured = real(folder, size, arguments.queries, arguments.dim)
         model = predicted(size, arguments.queries, arguments.dim, rates, measured["scanned"])
-        for name, seconds in model.items():
-            ratio = seconds / measured[name]
-            within = "yes" if abs(math.log(ratio)) <= math.log(WITHIN) else "no"
-            rows.append(
-                [f"{size:,}", name, f"{seconds:.3g}", f"{measured[name]:.3g}", f"{ratio:.2f}", within]
-            )
         raw.append({"keys": size, "predicted": model, "real": measured})
-    sizes = " ".join(f"{int(size)}" for size in arguments.sizes)
+    raw = merged("plan", raw, ["keys"])
+    for one in raw:
+        for name, seconds in one["predicted"].items():
+            ratio = seconds / one["real"][name]
+            within = "yes" if abs(math.log(ratio)) <= math.log(WITHIN) else "no"
+            numbers = [f"{seconds:.3g}", f"{one['real'][name]:.3g}", f"{ratio:.2f}"]
+            rows.append([f"{one['keys']:,}", name, *numbers, within])
+    sizes = " ".join(str(one["keys"]) for one in raw)
     command = f"python benchmarks/plan.py WORK --sizes {sizes} --dim {arguments.dim}"
     head = ["keys", "phase", "predicted s", "real s", "ratio", f"within {WITHIN}"]
     write("plan", "The cost model beside real runs", command, head, rows, raw)

@@ -18,8 +18,9 @@ from amips.builder import Builder, builder
 from amips.cells import kmeans
 from amips.design import Design
 from amips.fitting import call, candidates, fitting
+from amips.fitting import rate as timing
 from amips.fitting.candidates import COUNTS
-from amips.fitting.clock import Clock
+from amips.fitting.clock import LABEL_TIME, Clock
 from amips.learn import loop
 from amips.locks import locked
 from amips.metrics import cost_at
@@ -305,7 +306,7 @@ def test_the_device_is_passed_on_and_changes_no_name(fast, data, tmp_path, monke
         rated.append(device)
         return RATE
 
-    monkeypatch.setattr(fitting, "labelling_rate", rate)
+    monkeypatch.setattr(timing, "labelling_rate", rate)
     monkeypatch.setattr(exact, "top_k", noted)
     options = {"minutes": MINUTES, "cells": CELLS, "out": tmp_path / "b", "quiet": True}
     amips.fit(*data[:2], **options, device="cpu")
@@ -638,9 +639,9 @@ def test_the_work_is_beside_the_bundle_however_its_path_is_written(fast, data, t
 
 def test_a_part_of_the_queries_is_drawn_once(data, tmp_path, fast, monkeypatch, capsys):
     """How many can be afforded is measured; measured again it would be another task."""
-    seconds = 60 * fitting.LABEL_TIME
+    seconds = 60 * LABEL_TIME
     speed = iter([2 * data[0].size * (few + 0.5) / seconds for few in (700, 650)])
-    monkeypatch.setattr(fitting, "labelling_rate", lambda *_, **__: next(speed))
+    monkeypatch.setattr(timing, "labelling_rate", lambda *_, **__: next(speed))
 
     def stop(*_, **__):
         raise KeyboardInterrupt

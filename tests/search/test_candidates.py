@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import amips
+from amips.builder import Builder
 from amips.design import Design
 from amips.search import measuring
 
@@ -52,3 +53,14 @@ def test_what_codes_lose_is_found_among_more_candidates(crowded, monkeypatch):
         for name, points in [("few", few), ("many", many)]
     }
     assert cost["many"] < cost["few"] == 2.0 * N * D
+
+
+def test_what_is_late_measures_no_more(crowded, monkeypatch):
+    """About one recall: one effort, whatever it reached, and every key."""
+    design = Design(16, 0.0, router=None, storage="lean", dimensions=16, spill_fraction=0.0)
+    builder, looks = Builder(crowded), []
+    in_time = builder.index(design, late=lambda: False).points
+    late = builder.index(design, late=lambda: looks.append(1) or True).points
+    assert looks
+    assert len(in_time) > 4
+    assert [point.certain for point in late] == [False, True]

@@ -9,6 +9,7 @@ directory/
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -271,11 +272,17 @@ class Builder:
         return replace(searcher, temperature=estimate_routing(searcher, self.task.val).temperature)
 
     def index(
-        self, design: Design, model: Any = OWN, *, second: NDArray[np.int32] | None = None, near: bool = False
+        self,
+        design: Design,
+        model: Any = OWN,
+        *,
+        second: NDArray[np.int32] | None = None,
+        late: Callable[[], bool] | None = None,
     ) -> Snapshot:
         """The index of a design, measured on the val queries; kept as a bundle if the builder made it all.
 
-        With `near`, cells are measured about the recall that they are for only: `completed` does the rest.
+        With `late`, cells are measured about the recall that they are for only, until it says that there is
+        no more time: `completed` does the rest.
         """
         design = self.resolved(design)
         self.check(design)
@@ -299,8 +306,8 @@ class Builder:
             index = calibrated_graph(graph, self.task.val, self.recall)
         else:
             searcher = self.searcher(design, model, second=second)
-            if near:
-                return near_target(searcher, self.task.val, self.recall)
+            if late is not None:
+                return near_target(searcher, self.task.val, self.recall, late)
             index = self.completed(searcher)
         if own:
             save(index, bundle)

@@ -105,8 +105,8 @@ def fit(
             `drift` compares traffic with, and `refit` mixes in. False for none.
         memory: bytes that it may take beside its inputs: for exact search, for making cells, and for the
             index, of which codes are held then, and float32 keys stay in their file (`load(mmap=True)`).
-            Pages of files, which the system takes back when it needs them, do not count. None: no bound, but a
-            graph is tried only where the machine has room for it.
+            Pages of files, which the system takes back when it needs them, do not count. None: no bound,
+            but a graph is tried only where the machine has room for it.
         quiet: print nothing.
     """
     clock = Clock(60 * check_number("minutes", minutes, above=0))

@@ -35,6 +35,10 @@ class Clock:
         """Seconds until this fraction of the time has passed; a moment, if it has: small things are done."""
         return max(fraction * self.seconds - self.spent, min(MOMENT, self.seconds))
 
+    def past(self, fraction: float) -> bool:
+        """Whether this fraction of the time has passed."""
+        return self.spent >= fraction * self.seconds
+
     def note_labelled(self) -> None:
         """Take note that labels are there now: the later steps share what is left."""
         self.labelled = min(BUILD_END, self.spent / self.seconds)

@@ -13,8 +13,7 @@ queries; the test queries are looked at once, to say what was gained.
 """
 
 import math
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +24,7 @@ from amips.builder import Builder, at_start, graph_design
 from amips.cells import POINTS_PER_CELL
 from amips.design import MEMORY, OWN, Design, GraphStorage
 from amips.errors import AmipsError, TrainingInterrupted
-from amips.files import read_json, remove_directory, write_json
+from amips.files import remove_directory
 from amips.fitting.affordable import (
     ITERATIONS,
     affordable_cells,
@@ -34,9 +33,16 @@ from amips.fitting.affordable import (
     part_of_log,
 )
 from amips.fitting.candidates import SPILL_FRACTIONS, Candidate, Estimator, counts, partitions, ranks, trained
-from amips.fitting.clock import BUILD_END, LABEL_TIME, PARTITIONS_END, SECOND_END, TRAINING_END, Clock
+from amips.fitting.clock import (
+    BUILD_END,
+    MEASURE_END,
+    PARTITIONS_END,
+    SECOND_END,
+    TRAINING_END,
+    Clock,
+)
 from amips.fitting.ending import Ending
-from amips.fitting.rate import graph_seconds, labelling_rate, partition_seconds, second_seconds, speed_up
+from amips.fitting.rate import affordable_queries, graph_seconds, partition_seconds, second_seconds
 from amips.fitting.reporting import TIMED, compare
 from amips.fitting.settings import Settings
 from amips.fitting.trials import Trials
@@ -46,12 +52,10 @@ from amips.task import HELD_OUT, Task, label
 from amips.vectors import Vectors
 
 TRAIN_TIME = 0.15  # of the time given, for all routers; `amips.fitting.clock` says what the other steps have
-PILOT_TIME = 0.03  # ... to find out how fast this machine is
 GRAPH_TIME = 0.25  # ... that a graph may take, as far as that is known beforehand
 CELLS_TIME = 0.55  # of what cells would have, where a graph is tried, too
 GRAPH_FROM = 5_000  # keys: with fewer, a graph has little to gain
 ENTRIES = (64, 256, 1024)  # keys that a walk may begin at: more only where fewer do not reach the recall
-LEAST = 100  # queries, however short the time
 FEW = 1000  # queries: with fewer, what is chosen and reported rests on too few to be sure of
 # In the directory of work in progress:
 CALL, CELLS, WORK_TASK, WORK_DESIGNS = "fit.json", "cells.json", "task", "designs"
@@ -123,7 +127,7 @@ class Fitting(Trials):
         best: Snapshot | None = cells
         least = math.inf if cells is None else self.cost(cells)
         for entries in ENTRIES:
-            if entries > ENTRIES[0] and self.clock.spent >= BUILD_END * self.seconds:
+            if entries > ENTRIES[0] and self.clock.past(BUILD_END):
                 self.say(f"no time to try graphs of {entries:,} entries: give more minutes")
                 break
             designs = [
@@ -151,21 +155,8 @@ class Fitting(Trials):
 
     def _label(self, keys: Vectors, queries: Vectors) -> Task:
         """Exact top keys of as many queries as there is time for."""
-        if (self.work / CALL).exists():
-            known = read_json(self.work / CALL, AmipsError)  # measured anew it would differ
-            if type(known.get("labelled")) is not int or type(known.get("rate")) is not float:
-                raise AmipsError(f"{self.work / CALL} is damaged; remove {self.work}")
-            count, self.rate = int(known["labelled"]), float(known["rate"])
-        else:
-            seconds, memory = PILOT_TIME * self.seconds, self.settings.exact_memory
-            pilot = partial(labelling_rate, keys, queries, seconds=seconds, memory=memory)
-            self.rate = pilot()
-            labelling = self.rate if self.device is None else pilot(device=self.device)
-            labelling *= speed_up(self.ray)
-            affordable = int(labelling * self.clock.until(LABEL_TIME) / (2 * keys.n * keys.d))
-            count = min(queries.n, max(LEAST, affordable))
-            self.work.mkdir(parents=True, exist_ok=True)
-            write_json(self.work / CALL, {**asdict(self.settings), "labelled": count, "rate": self.rate})
+        parts = keys, queries, self.settings, self.clock, self.work / CALL
+        count, self.rate = affordable_queries(*parts, self.device, self.ray)
         seed = self.settings.seed
         if count < queries.n:
             self.say(f"using {count:,} of {queries.n:,} queries: labelling them all would take too long")
@@ -247,14 +238,18 @@ class Fitting(Trials):
         return candidates, plain
 
     def _ranks(self, estimator: Estimator, candidates: list[Candidate]) -> list[Candidate]:
-        """The best partitions, each with the rank of its router that costs least."""
+        """The best partitions, each with the rank that costs least, of those that there is time for."""
         builder, survivors = estimator.builder, []
+        longest = 0.0
         for candidate in _best(candidates):
-            others = [
-                estimator.candidate(design, builder.model(design))
-                for design in ranks(candidate.design, builder.task.d)
-            ]
-            best = min([candidate, *others], key=lambda one: one.cost)
+            ways = [candidate]
+            for design in ranks(candidate.design, builder.task.d):
+                if longest > self.clock.until_of_cells(TRAINING_END):
+                    break
+                started = self.clock.spent
+                ways.append(estimator.candidate(design, builder.model(design)))
+                longest = max(longest, self.clock.spent - started)
+            best = min(ways, key=lambda one: one.cost)
             survivors.append(best)
             if best is not candidate:
                 self.note_estimate(best)
@@ -318,7 +313,8 @@ class Fitting(Trials):
             if surer.storage != ways[0].design.storage:
                 ways.insert(1, replace(ways[0], design=surer))
         for candidate in ways:
-            if best is not None and longest > self.clock.until_of_cells(1.0):
+            # The baseline is built, too, and takes as long as one of these.
+            if best is not None and 2 * longest > self.clock.until_of_cells(1.0):
                 self.say(f"no time to build others than the best {ways.index(candidate)}")
                 break
             started = self.clock.spent
@@ -333,7 +329,8 @@ class Fitting(Trials):
         return best
 
     def _measured(self, builder: Builder, candidate: Candidate) -> tuple[Snapshot, float]:
-        index = builder.index(candidate.design, candidate.model, second=candidate.second, near=True)
+        parts = candidate.design, candidate.model
+        index = builder.index(*parts, second=candidate.second, late=lambda: self.clock.past(MEASURE_END))
         return index, self.note_measured(index, candidate.design)
 
     def _plain(self, estimator: Estimator, count: int) -> Candidate:

@@ -2,17 +2,56 @@
 
 import math
 import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from amips import exact
 from amips.blas import threads_allowed
 from amips.cluster import connected
+from amips.errors import AmipsError
+from amips.files import read_json, write_json
+from amips.fitting.clock import LABEL_TIME, Clock
+from amips.fitting.settings import Settings
 from amips.graph import EXACT_KEYS, PROBES
 from amips.metrics import TOP
 from amips.task import Task
 from amips.vectors import Vectors
 
+PILOT_TIME = 0.03  # of the time given, to find out how fast this machine is
+LEAST = 100  # queries that are labelled, however short the time
 FEW, PILOT = 64, 2048  # queries labelled to see how long that takes
 KMEANS = 0.4  # of that rate, with which k-means and finding the cells of all keys go
+
+
+def affordable_queries(
+    keys: Vectors,
+    queries: Vectors,
+    settings: Settings,
+    clock: Clock,
+    kept: Path,
+    device: str | None,
+    ray: str | None,
+) -> tuple[int, float]:
+    """How many queries there is time to label, and FLOPs a second of exact search with numpy.
+
+    Args:
+        kept: a file that the answer is kept in: measured anew it would differ.
+    """
+    if kept.exists():
+        known = read_json(kept, AmipsError)
+        if type(known.get("labelled")) is not int or type(known.get("rate")) is not float:
+            raise AmipsError(f"{kept} is damaged; remove {kept.parent}")
+        return int(known["labelled"]), float(known["rate"])
+    seconds, memory = PILOT_TIME * clock.seconds, settings.exact_memory
+    pilot = partial(labelling_rate, keys, queries, seconds=seconds, memory=memory)
+    rate = pilot()
+    labelling = speed_up(ray) * (rate if device is None else pilot(device=device))
+    affordable = int(labelling * clock.until(LABEL_TIME) / (2 * keys.n * keys.d))
+    count = min(queries.n, max(LEAST, affordable))
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_json(kept, {**asdict(settings), "labelled": count, "rate": rate})
+    return count, rate
 
 
 def labelling_rate(

@@ -1,6 +1,7 @@
 """Operating points of a searcher: its recall and cost on held-out queries, for a ladder of efforts."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -58,11 +59,14 @@ def calibrated(
     return replace(known, points=points, depths=_depths(known, split, depth_queries))
 
 
-def near_target(searcher: Searcher, split: Split, target_recall: float) -> Searcher:
+def near_target(
+    searcher: Searcher, split: Split, target_recall: float, late: Callable[[], bool] = lambda: False
+) -> Searcher:
     """The searcher with operating points about one recall only: enough to compare it with others.
 
     Float32 keys have all points: they are known without a search. Codes are searched from the effort on that
-    would do if they lost nothing, with more candidates where that does not reach the recall.
+    would do if they lost nothing, with more candidates where that does not reach the recall, until it is
+    `late`.
     """
     routing = estimate_routing(searcher, split)
     known = replace(searcher, temperature=routing.temperature, target_recall=target_recall)
@@ -80,13 +84,15 @@ def near_target(searcher: Searcher, split: Split, target_recall: float) -> Searc
             else:
                 probes = min(searcher.c, math.ceil(routing.probes_for(target_recall) * TIGHTER ** (1 - step)))
                 rungs += measure(known, split, [probes], refine)
-            if rungs[-1].recall_assured(TOP) >= target_recall or _level(rungs):
+            if rungs[-1].recall_assured(TOP) >= target_recall or _level(rungs) or late():
                 break
             if refine != widths[-1] and _lost(routing, rungs[-1]) > 1 - target_recall:
                 break  # however many cells are scanned
         points += rungs
-        if rungs[-1].recall_assured(TOP) >= target_recall:
+        reached = rungs[-1].recall_assured(TOP) >= target_recall
+        if reached and not late():
             points += measure_masses(known, split, _between(rungs, target_recall)[1::2], refine)
+        if reached or late():
             break
     return replace(known, points=[*points, _every_key(known)])
 
