@@ -7,9 +7,9 @@ one shard after the other, are the work of one. What goes over a network is left
 
 Two figures are of the data, not of the machine, and no model knows them: what share of the keys a query scans
 at the recall asked for, and how many shards it asks. The share is taken from `scanned`, which the report of
-a fit states, or else from what was measured on generated keys. The shards follow from it: of one part nothing
-can be left out, of c cells all but the share s; between them the share falls as a power of the number of
-parts, s^(log S / log c) of S shards.
+a fit states, or else it is that of generated keys with a log of 20,000 queries. The shards follow from it:
+of one part nothing can be left out, of c cells all but the share s; between them the share falls as a power
+of the number of parts, s^(log S / log c) of S shards.
 """
 
 import math
@@ -26,15 +26,17 @@ from amips.lean import RANK_FRACTION, reduced_dimension
 from amips.metrics import TOP
 from amips.sharding import CELLS_PER_SHARD, COPIES, FEWEST_QUERIES, SHARD_QUERIES
 
-MOST_KEYS = (1 << 31) - 1  # of one index
-MOST, MOST_MACHINES = 1e12, 100_000  # keys or queries, and machines, of which anything is said
+MOST_KEYS = (1 << 31) - 1  # that can be labelled; and entries of one index, keys of two cells twice
+MOST, MOST_MACHINES = 1e12, 100_000  # queries, and machines, of which anything is said
 LEAN = 0.4  # of the dimensions that codes have, usually
-KEYS_SCANNED, GROWTH = 3.3, 0.55  # keys that a query scans: 3.3 n^0.55, on generated data
+SCANNED = 0.033  # of the keys, by a query: at 100,000 and at 1,000,000 (benchmarks/results/scaling_n.md)
 EPOCHS = 20  # passes over the log, of training
 DEPTH = 10  # top keys kept of each query
 FEWEST_KEYS = 10_000  # of a machine: with fewer, it is the log that takes the memory
 WORKING = 10**9  # bytes of exact search, at most; half of the memory, if that is less
 EACH_KEY = 50  # bytes that sorting out equal keys takes
+DIVIDING = 88  # bytes a key that grouping keys into shards, and choosing copies, takes
+TRAINING = 12  # bytes a key that training takes: cells, and their order
 HELD_OUT, POINTS = 1000, 110  # queries that an index is measured on, and at how many efforts
 MOST_JUDGED = 1 << 18  # queries of the log that second cells are chosen by
 HOP = 5e-4  # seconds to ask another machine and be answered
@@ -127,6 +129,10 @@ def plan(
             them, or else those that are shipped.
     """
     n = int(check_number("keys", keys, least=1, most=MOST))
+    if n > MOST_KEYS:
+        raise AmipsError(
+            f"{n:,} keys: `label` and `shard` take {MOST_KEYS:,} at most; divide the collection before that"
+        )
     m = int(check_number("queries", queries, least=1, most=MOST))
     d = check_whole("dim", dim, 1)
     rates, source = (rates, "as they were given") if isinstance(rates, Rates) else load_rates(rates)
@@ -144,14 +150,15 @@ def plan(
     if count is None:
         load = n * held_bytes / fits  # 1 is a machine that is full
         load *= 1 if load <= 1 else 1 + COPIES
-        count = math.ceil(max(load, (1 + COPIES) * n / MOST_KEYS if n > MOST_KEYS else 1))
+        entries = (1 + SPILL_FRACTION) * n / MOST_KEYS
+        count = math.ceil(max(load, 1 if entries <= 1 else (1 + COPIES) * entries))
     while True:
         shards = min(count, most_shards) if wanted is None else wanted
         split = _Split(n, d, m, r, count, shards, min(POINT_BYTES, fits / POINT_SHARE))
-        if split.shard > MOST_KEYS:
+        if (1 + SPILL_FRACTION) * split.shard > MOST_KEYS:
             raise AmipsError(
-                f"{n:,} keys in {so_many(split.shards, 'shard')}: an index holds {MOST_KEYS:,} keys at most, "
-                "copies among them; take more shards"
+                f"{n:,} keys in {so_many(split.shards, 'shard')}: an index holds {MOST_KEYS:,} entries at "
+                "most, copies and second cells among them; take more shards"
             )
         phases = _phases(split, min(WORKING, fits / 2), rates)
         serving = _serving(split, scanned, rates)
@@ -240,12 +247,12 @@ def _phases(split: _Split, working: float, rates: Rates) -> list[Phase]:
         own = 4.0 * split.shard * d / rates.passes + 2.0 * split.shard * d * split.log_of_shard / rates.exact
         build = split.shards * (own + _cell_seconds(split, split.shard, split.c, rates) + build)
         build += second_seconds_of(n, d, split.shards, m, rates)
-        build_memory = max(codes, working + EACH_KEY * split.shard)
+        build_memory = max(codes + 4.0 * n, working + EACH_KEY * split.shard + 4.0 * n, DIVIDING * n)
     points = 2 * 4.0 * split.points(n, c) * d
     return [
-        Phase("label", labelling, working + EACH_KEY * n, 4.0 * split.part * d + log),
+        Phase("label", labelling, working + EACH_KEY * n, 4.0 * n * d + log),  # the task has all keys
         Phase("cells", _cell_seconds(split, n, c, rates) / together, points + 8.0 * n, 8.0 * n),
-        Phase("train", train, log + 16.0 * 4 * weights, 4.0 * weights),
+        Phase("train", train, log + 16.0 * 4 * weights + TRAINING * n, 4.0 * weights),
         Phase("build", build, build_memory, split.shards * on_disk),
     ]
 
@@ -260,7 +267,7 @@ def _build_seconds(split: _Split, on_disk: float, rates: Rates) -> float:
     """One index: second cells, codes, its operating points, its files."""
     n, d, r, c = split.shard, split.d, split.r, split.c
     coding = code_seconds_of((1 + SPILL_FRACTION) * n, d, r, rates)
-    measure = HELD_OUT * POINTS * _query_seconds(n, d, r, c, scanned_share(n), rates)
+    measure = HELD_OUT * POINTS * _query_seconds(n, d, r, c, SCANNED, rates)
     return second_seconds_of(n, d, c, split.log_of_shard, rates) + coding + measure + on_disk / rates.save
 
 
@@ -272,11 +279,6 @@ def code_seconds_of(n: float, d: int, r: int, rates: Rates) -> float:
 def second_seconds_of(n: int, d: int, c: int, m: int, rates: Rates) -> float:
     """Seeing what the log misses, and finding a second cell for every key."""
     return min(m, MOST_JUDGED) * c / rates.judge + 4.0 * n * c * d / rates.second
-
-
-def scanned_share(n: int) -> float:
-    """The share of n keys that a query scans at recall@10 0.95, where nothing is known of the data."""
-    return float(min(1.0, KEYS_SCANNED * n**GROWTH / n))
 
 
 def _query_seconds(n: int, d: int, r: int, c: int, scanned: float, rates: Rates) -> float:
@@ -294,7 +296,7 @@ def _query_seconds(n: int, d: int, r: int, c: int, scanned: float, rates: Rates)
 
 def _serving(split: _Split, scanned: float | None, rates: Rates) -> Serving:
     n, d, r, shard, shards, machines = split.n, split.d, split.r, split.shard, split.shards, split.machines
-    share = scanned_share(n) if scanned is None else check_number("scanned", scanned, above=0, most=1)
+    share = SCANNED if scanned is None else check_number("scanned", scanned, above=0, most=1)
     # In all cells of all shards together; s^(log S / log cells) of the shards hold what is looked for.
     cells = max(2, default_count(n))
     contacted = max(1.0, shards * share ** (math.log(shards) / math.log(max(cells, shards))))
