@@ -9,7 +9,8 @@ what is ours is chosen on val and measured on test. FLOPs at recall@10 0.95, as 
 
 Every measurement is a line of WORK/scaling.jsonl, written when it is known: the same call continues, and
 measures IVF PQ again where it did not reach the recall with other numbers of candidates than `REFINES`. The
-table of what is there goes to results/scaling_n.md; with `--sizes` and nothing behind it, only that.
+table of what is there, and of what was there before in results/scaling_n.json, goes to results/scaling_n.md;
+with `--sizes` and nothing behind it, only that.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import generated, write
+from common import generated, merged, write
 
 import amips
 from amips.backends import build as build_backend
@@ -45,7 +46,7 @@ from amips.search import (
 from amips.task import Split, Task
 
 TARGET = 0.95
-FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)  # cells of the baselines, in units of sqrt(n)
+FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)  # cells of the baselines, in units of sqrt(n)
 OWN_FACTORS = (2.0, 4.0, 8.0)
 REFINES = (10, 40, 160, 640, 2560)  # candidates of IVF PQ for each result, that are scored again
 HELD_OUT = 1000
@@ -234,6 +235,7 @@ def main() -> None:
                 with place.open("a") as file:
                     file.write(json.dumps(line) + "\n")
                 print(json.dumps(line), flush=True)
+    lines = merged("scaling_n", lines, ("n", "log", "system", "setting"))  # of each the last
     rows, growth = table(lines)
     command = f"python benchmarks/scaling_n.py WORK --dim {arguments.dim}"
     write("scaling_n", "The gain with the number of keys", command, HEAD, rows, lines, growth)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from amips import exact
+from amips.blas import threads, threads_allowed
 from amips.cluster import Cluster, tasks
 from amips.exact import ranges
 from amips.progress import Bar
@@ -116,3 +117,9 @@ def test_a_sweep_moves_its_bar_within_a_shard_of_queries(monkeypatch):
     assert sum(moved) == 40
     assert len([count for count in moved if count]) == 3  # as many as there are ranges of keys
     np.testing.assert_array_equal(here[1], there[1])
+
+
+def test_a_task_has_one_thread():
+    with threads(2):
+        assert tasks._call(threads_allowed) == 1
+        assert threads_allowed() == 2

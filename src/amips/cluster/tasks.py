@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from amips.blas import threads
 from amips.errors import AmipsError
 from amips.progress import Bar
 
@@ -205,8 +206,13 @@ class _Tree:
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a worker does: Ray puts values in the place of those that were `put`."""
-    return function(*arguments)
+    """What a worker does: Ray puts values in the place of those that were `put`.
+
+    With one thread, whatever the environment of the worker says: a task has one processor, and with more
+    threads products may round otherwise.
+    """
+    with threads(1):
+        return function(*arguments)
 
 
 def _merge(merge: Callable[[list[Any]], Any], *parts: Any) -> Any:
