@@ -158,15 +158,19 @@ def deploy_shards(
     Nothing is opened to the network beside what the cluster itself has: there is no HTTP proxy, and shards
     are asked through Ray's handles, by any process of the cluster (`connect_shards`).
 
+    Shards that are deployed under this name are replaced, and those of a number that there is no more are
+    removed once the others run. If a replica does not start, shards that were not there before are taken from
+    the cluster; those that were stay as Ray has them.
+
     Args:
         path: what `amips.shard` made; every node sees it under this path.
-        replicas: of each shard, on different nodes where there are enough of them.
+        replicas: of each shard, which Ray spreads over nodes as far as it can.
         name: of the deployment.
         address: of the cluster, if this process is not connected yet: "auto" for the one on this machine.
         cpus: that each replica reserves.
         mmap: leave the float32 keys on disk, as of `amips.load`: replicas then hold codes.
         timeout: seconds that shards have to answer.
-        starting: seconds that all replicas have to start; if one has not, all are taken from the cluster.
+        starting: seconds that all replicas have to start.
     """
     replicas, timeout = check_whole("replicas", replicas, 1), check_number("timeout", timeout, above=0)
     mmap = check_flag("mmap", mmap)
@@ -188,14 +192,29 @@ def deploy_shards(
             place = str(shard_path(path, shard))
             bound = server.options(name="shard", **options).bind(place, digest, size, mmap)
             targets.append(serve.RunTarget(bound, name=names[shard], route_prefix=None))
+        before = set(serve.status().applications)
         serve.run_many(targets, wait_for_applications_running=False)
         try:
             _wait_for(names, time.monotonic() + starting)
         except BaseException:
-            for one in names:
-                serve.delete(one, _blocking=False)
+            _delete(set(names) - before)
             raise
+        _delete({one for one in before - set(names) if _is_shard(one, name)})
     return connect_shards(path, name=name, timeout=timeout)
+
+
+def _is_shard(application: str, name: str) -> bool:
+    """Whether an application is a shard of this deployment."""
+    own, _, number = application.rpartition("-")
+    return own == name and number.isdigit()
+
+
+def _delete(names: set[str]) -> None:
+    """Take applications from the cluster, without waiting for their end."""
+    from ray import serve
+
+    for one in sorted(names):
+        serve.delete(one, _blocking=False)
 
 
 def _wait_for(names: list[str], end: float) -> None:
