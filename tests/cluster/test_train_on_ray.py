@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -202,3 +204,10 @@ class TestWhatIsWrong:
     def test_arguments(self, many, options, message):
         with pytest.raises(amips.AmipsError, match=message):
             amips.train(many, **options)
+
+    def test_more_workers_than_processors_are_refused(self, many, tmp_path, monkeypatch):
+        """Ray would wait for another node, silently and without end."""
+        cluster = SimpleNamespace(processors=lambda: 2, nodes=lambda: ["a", "b"])
+        monkeypatch.setattr(on_ray, "connected", lambda address: nullcontext(cluster))
+        with pytest.raises(amips.RunError, match=r"^workers=3: the Ray cluster has 2 processors, and each"):
+            amips.train(many, out=tmp_path / "r", ray="auto", workers=3, **NETWORK)

@@ -46,6 +46,15 @@ def check_workers(workers: Any, ray: str | None) -> int | None:
     return check_whole("workers", workers, 1, error=RunError)
 
 
+def _check_room(cluster: Cluster, workers: int) -> None:
+    """RunError if the cluster has no processor for a worker: Ray would wait for one, and say nothing."""
+    if workers > cluster.processors():
+        raise RunError(
+            f"workers={workers}: the Ray cluster has {cluster.processors()} processors, and each worker "
+            "takes one; give fewer workers, or add nodes with: ray start"
+        )
+
+
 @dataclass(frozen=True)
 class RaySettings:
     """How a run is trained on a cluster: its address, the number of workers (None: one a node), and the rest.
@@ -84,6 +93,7 @@ def train_on_ray(
         finished = RunDirectory(out, config).finished(settings.resume)
         if finished is not None:
             return finished
+        _check_room(cluster, workers)
         own = load_task(task.path, verify=False).fingerprints == task.fingerprints
         inputs = {
             "task": str(task.path.resolve()),
