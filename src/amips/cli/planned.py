@@ -16,7 +16,7 @@ TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"),
 
 
 @cli.command()
-@click.option("--keys", type=amount, help="How many keys, such as 1e9, 10M or 2.5B.")
+@click.option("--keys", type=amount, help="How many keys, such as 1e9, 10M or 1.5B.")
 @click.option("--dim", type=int, help="Their dimension.")
 @click.option("--queries", type=amount, help="How many queries are learned from, such as 1e6 or 200K.")
 @click.option("--machines", type=int, help="How many there are.  [default: as few as the memory allows]")
