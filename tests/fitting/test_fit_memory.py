@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import amips
+from amips.builder import Builder, graphs
 from amips.fitting.affordable import graph_needs, no_room_for_graph, part_of_log
 from amips.fitting.candidates import INDEX_SHARE, Estimator, check_index_memory
 from amips.fitting.settings import Settings
@@ -111,7 +112,6 @@ def test_the_storage_is_one_that_fits():
         return int(index_bytes / INDEX_SHARE) + 1
 
     def storages(memory, storage=None):
-        from amips.builder import Builder
 
         settings = Settings(1, None, 0.9, "flops", storage, None, None, None, 0, 0, memory)
         return [name for name, _ in Estimator(Builder(task), settings).storages()]
@@ -213,3 +213,20 @@ def test_a_part_of_the_log_is_read_where_it_is(tmp_path):
     np.testing.assert_array_equal(part.take(np.array([7, 3])), rows[chosen[[7, 3]]])
     last = part_of_log(log, 100, replace(settings_of(None), order="time"))
     np.testing.assert_array_equal(last.load(), rows[900:])
+
+
+def test_entry_points_are_looked_for_with_an_eighth_of_the_memory():
+    log = open_vectors(np.arange(4000, dtype=np.float32).reshape(1000, 4), "queries")
+    assert graphs._some(log, None, 0) is log
+    assert graphs._some(log, 8 * 16 * 1000, 0) is log
+    some = graphs._some(log, 8 * 16 * 50, 0)
+    assert some.n == 50
+    assert set(some.load()[:, 0]) <= set(log.load()[:, 0])
+
+
+def test_lean_codes_of_a_graph_are_looked_for_within_the_memory(monkeypatch):
+    keys, queries = make_world(2000, 300, 64, seed=1)
+    builder, bounds = Builder(amips.label(keys, queries, cells=1), memory=10**8), []
+    monkeypatch.setattr(graphs, "fewest_dimensions", lambda *options: bounds.append(options[-1]))
+    builder.resolved(graphs.graph_design(builder.task))
+    assert bounds == [10**8]
