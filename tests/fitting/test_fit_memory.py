@@ -6,14 +6,16 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import amips
 from amips.builder import Builder, graphs
-from amips.fitting.affordable import graph_needs, no_room_for_graph, part_of_log
+from amips.fitting.affordable import affordable_cells, graph_needs, no_room_for_graph, part_of_log
 from amips.fitting.candidates import INDEX_SHARE, Estimator, check_index_memory
+from amips.fitting.clock import Clock
 from amips.fitting.settings import Settings
 from amips.index import FaissCellStore, cell_bytes, pq_parts
 from amips.vectors import open_vectors
@@ -230,3 +232,19 @@ def test_lean_codes_of_a_graph_are_looked_for_within_the_memory(monkeypatch):
     monkeypatch.setattr(graphs, "fewest_dimensions", lambda *options: bounds.append(options[-1]))
     builder.resolved(graphs.graph_design(builder.task))
     assert bounds == [10**8]
+
+
+def test_numbers_of_cells_are_within_the_memory(tmp_path):
+    """A router is judged in 48 bytes for each cell and each of 1,000 held-out queries."""
+    task, clock = SimpleNamespace(n=10**6, d=64, val=range(1000)), Clock(1e9)
+
+    def numbers(name, memory, cells=None):
+        settings = replace(settings_of(memory), cells=cells)
+        return affordable_cells(task, settings, clock, 1e9, tmp_path / name)[0]
+
+    assert numbers("no bound", None) == [4000, 8000, 2000, 1000, 16000, 500]
+    assert numbers("some", 48_000 * 2000) == [2000, 1000, 500]
+    assert numbers("fewer", 48_000 * 100) == [100]
+    assert numbers("asked", 48_000 * 100, 100) == [100]
+    with pytest.raises(amips.AmipsError, match="a router of 101 cells is judged in 4,848,000 bytes"):
+        numbers("too many", 48_000 * 100, 101)

@@ -93,8 +93,14 @@ def affordable_cells(
     seconds = max(1e-9, clock.until_of_cells(PARTITIONS_END))
     numbers = counts(task.n, settings.cells)
     if settings.memory is not None:
-        most = settings.memory // (EXACT_SHARE * VAL_BYTES * len(task.val))
-        numbers = [count for count in numbers if count <= most] or [min(numbers)]
+        of_cell = EXACT_SHARE * VAL_BYTES * len(task.val)
+        most = settings.memory // of_cell
+        if settings.cells is not None and settings.cells > most:
+            raise IndexSizeError(
+                f"memory={settings.memory}: a router of {settings.cells:,} cells is judged in "
+                f"{of_cell * settings.cells:,} bytes; give more, or fewer cells"
+            )
+        numbers = [count for count in numbers if count <= most] or [max(2, most)]
 
     def partition(count: int, points: int) -> float:
         return partition_seconds(task.n, task.d, count, points, ITERATIONS, rate)
