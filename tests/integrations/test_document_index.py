@@ -78,6 +78,44 @@ def test_fitted_and_added_to_afterwards(tmp_path):
         assert ids_of(again.search(keys[260], 1)) == ["d260"]
 
 
+@pytest.fixture
+def two(tmp_path):
+    """A fitted store that is open twice, as by two processes."""
+    keys, queries = make_world(250, 500, 8, seed=7)
+    with DocumentIndex(tmp_path / "store") as one, DocumentIndex(tmp_path / "store") as other:
+        one.write(documents_of(keys))
+        one.fit(queries, minutes=0.05, recall=0.9)
+        yield one, other
+
+
+def test_a_search_between_documents_and_keys_does_not_hide_the_keys(two, monkeypatch):
+    one, other = two
+    key = 9 * np.eye(8, dtype=np.float32)[3]
+    follow = one.keys.follow
+
+    def slow(written):
+        other.search(key, 1)
+        follow(written)
+
+    monkeypatch.setattr(one.keys, "follow", slow)
+    one.write([StoredDocument("new", "", {}, key)])
+    assert ids_of(other.search(key, 1, recall=1)) == ["new"]
+
+
+def test_what_a_writer_left_that_was_cut_off_is_brought_in_line_by_the_next(two, monkeypatch):
+    one, other = two
+    key = np.eye(8, dtype=np.float32)
+
+    def crash(written):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(one.keys, "follow", crash)
+    with pytest.raises(KeyboardInterrupt):
+        one.write([StoredDocument("new", "", {}, 9 * key[3])])
+    other.write([StoredDocument("next", "", {}, -9 * key[3])])
+    assert ids_of(other.search(key[3], 1, recall=1)) == ["new"]
+
+
 OTHER = """
 import sys, numpy as np
 from amips.integrations import DocumentIndex, StoredDocument

@@ -6,8 +6,8 @@
       .lock                held by who writes
 
 Documents are written first, in one transaction, and then their keys; a call returns when both are on disk. A
-crash between the two leaves an index that has other keys than there are documents: opening the store brings
-it in line. As long as nothing was fitted, all keys are in memory, and all are scored.
+crash between the two leaves an index that has other keys than there are documents: opening the store, or the
+next change, brings it in line. As long as nothing was fitted, all keys are in memory, and all are scored.
 """
 
 import threading
@@ -314,7 +314,7 @@ class DocumentIndex:
         with self._lock, self._alone():
             self._writers += 1
             try:
-                self.keys.refresh() if self.keys.in_line else self.keys.open()
+                self.keys.catch_up()
                 yield
             finally:
                 self._writers -= 1

@@ -40,6 +40,8 @@ Numbers = NDArray[np.int64]
 Duplicates = Literal["overwrite", "skip", "fail"]
 
 FORMAT = 1
+FITTED = "fitted"  # the fact how often the store was fitted
+BEHIND = "behind"  # the fact whether the fitted index has other keys than the documents: somebody is between
 WAIT = 120.0  # seconds for another process that writes
 TOGETHER = 10_000  # rows of one statement
 TABLES = """
@@ -231,6 +233,8 @@ class Documents:
                 connection.executemany(
                     "INSERT OR IGNORE INTO fields VALUES (?, ?, ?, ?)", [(*row, number) for row in fields]
                 )
+            if removed or added:
+                _note_behind(connection)
         return Written(count, np.array(removed, np.int64), np.array(added, np.int64), keys)
 
     def delete(self, numbers: Numbers) -> Written:
@@ -242,7 +246,9 @@ class Documents:
                 test = f"number IN ({', '.join('?' * len(part))})"
                 there += self._rows(f"SELECT number, keyed FROM documents WHERE {test}", part)
                 _delete(connection, part)
-        removed = np.array([number for number, keyed in there if keyed], np.int64)
+            removed = np.array([number for number, keyed in there if keyed], np.int64)
+            if len(removed):
+                _note_behind(connection)
         return Written(len(there), removed, removed[:0], [])
 
     def clear(self) -> None:
@@ -250,7 +256,7 @@ class Documents:
         with self._transaction() as connection:
             for table in ("documents", "contents", "fields"):
                 connection.execute(f"DELETE FROM {table}")
-            connection.execute("DELETE FROM facts WHERE name = 'fitted'")
+            connection.execute("DELETE FROM facts WHERE name IN (?, ?)", [FITTED, BEHIND])
 
     def field_values(self, name: str | None, condition: Condition | None = None) -> list[tuple[str, Any]]:
         """(name, value) of the metadata, each value once, of numbers before truth values before texts.
@@ -284,6 +290,12 @@ def _delete(connection: sqlite3.Connection, numbers: list[int]) -> None:
     listed = f"({', '.join('?' * len(numbers))})"
     for table in ("documents", "contents", "fields"):
         connection.execute(f"DELETE FROM {table} WHERE number IN {listed}", numbers)
+
+
+def _note_behind(connection: sqlite3.Connection) -> None:
+    """Note that the keys of a fitted index are to follow; keys that are all scored are read from here."""
+    sql = "INSERT OR REPLACE INTO facts SELECT ?, 1 FROM facts WHERE name = ? AND value > 0"
+    connection.execute(sql, [BEHIND, FITTED])
 
 
 def _matches(value: str | None, pattern: str, ignore_case: int, like: int) -> bool:
