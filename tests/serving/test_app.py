@@ -524,6 +524,34 @@ def test_a_reload_takes_the_newest_bundle_and_a_broken_one_changes_nothing(own_b
     assert after.status_code == 200
 
 
+def test_info_says_whether_this_client_can_change_anything(bundle):
+    async def conversation(client):
+        return (await client.get("/info")).json()["changes"]
+
+    assert talk(application(bundle), conversation) is False  # there is no token for changes
+    assert talk(application(bundle, tokens=Tokens.of(None, WRITE)), conversation) is True
+
+
+def test_a_change_does_not_move_the_time_of_loading(own_bundle, x):
+    app = application(own_bundle, tokens=Tokens.of(None, WRITE))
+
+    async def conversation(client):
+        times = []
+        for path, body in (("/add", {"keys": x[:1].tolist()}), ("/reload", {})):
+            app.service.counters.loaded.set(1)
+            await client.post(path, json=body, headers=headers(WRITE))
+            if path == "/add":
+                with amips.load(own_bundle) as other:
+                    other.remove([0])
+            metrics = (await client.get("/metrics")).text
+            times.append(float(re.search(r"^amips_loaded_timestamp_seconds (.*)$", metrics, re.M)[1]))
+        return times
+
+    added, reloaded = talk(app, conversation)
+    assert added == 1
+    assert reloaded > 1
+
+
 class Words:
     """A bag of words: every word is one random direction."""
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from typing import Any
 
 import orjson
@@ -20,8 +21,20 @@ log = logging.getLogger("amips.serving")
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A value as JSON."""
-    return Response(json.dumps(value), status, headers, "application/json")
+    """A value as JSON; null in the place of numbers that are not finite, which JSON does not have."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value))
+    return Response(text, status, headers, "application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def timed(answer: Response, search: float, wait: float) -> Response:

@@ -198,7 +198,9 @@ class Application:
         return page()
 
     async def _info(self, _: Request) -> Response:
-        return json_answer(self.service.info)
+        info = self.service.info
+        may_change = info["changes"] and self._tokens.write is not None
+        return json_answer({**info, "changes": may_change})
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.service.metrics(), media_type=CONTENT_TYPE)

@@ -20,9 +20,9 @@ from uvicorn.supervisors import Multiprocess
 
 from amips.errors import AmipsError
 from amips.serving.app import AT_ONCE, Application, give_up
+from amips.serving.index_kinds import check_place
 from amips.serving.limits import Settings
 from amips.serving.logs import RequestLog, log_as_json
-from amips.serving.opening import check_place
 from amips.serving.prometheus import DIRECTORY
 from amips.serving.security import read_tokens
 from amips.serving.service import Service
