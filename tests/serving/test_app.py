@@ -266,6 +266,34 @@ def test_overload_is_503_with_retry_after(bundle, x):
             assert "too many" in answer.json()["error"]
 
 
+def test_results_that_are_asked_for_at_a_time_are_bounded(bundle, x, monkeypatch):
+    monkeypatch.setattr("amips.serving.app.MOST_RESULTS", 100)
+    app = application(bundle)
+
+    async def conversation(client):
+        bodies = [{"queries": x[:1].tolist(), "k": k, "probes": 8} for k in (200, 90, 90, 90)]
+        first = await client.post("/search", json=bodies[0])  # alone it may have more
+        return [first, *await asyncio.gather(*(client.post("/search", json=body) for body in bodies[1:]))]
+
+    answers = talk(app, conversation)
+    assert [answer.status_code for answer in answers] == [200, 200, 503, 503]
+    assert "too many results" in answers[2].json()["error"]
+    assert app._results == 0
+
+
+def test_an_error_names_the_bundle_without_its_path(own_bundle):
+    app = application(own_bundle, tokens=Tokens.of(None, WRITE))
+
+    async def conversation(client):
+        (own_bundle / "manifest.json").write_text("{}")
+        return await client.post("/reload", headers=headers(WRITE))
+
+    answer = talk(app, conversation)
+    assert answer.status_code == 409
+    assert own_bundle.name in answer.json()["error"]
+    assert str(own_bundle.parent) not in answer.text
+
+
 def test_a_client_that_leaves_in_its_body_is_no_error(app):
     async def run():
         messages = []
@@ -433,6 +461,24 @@ def test_changes_are_off_without_a_token_for_them(app):
     answer = talk(app, conversation)
     assert answer.status_code == 403
     assert "AMIPS_WRITE_TOKEN" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://evil.example", 403), ("null", 403), ("http://localhost:8000", 200), ("http://[::1]:80", 200)],
+)
+def test_a_page_of_another_host_does_not_use_a_local_service_without_a_token(bundle, x, origin, status):
+    async def conversation(client):
+        body = {"queries": x[:1].tolist()}
+        return (await client.post("/search", json=body, headers={"origin": origin})).status_code
+
+    assert talk(application(bundle), conversation) == status
+    with_token = application(bundle, tokens=Tokens.of(READ, None))  # which a page of another host has not
+
+    async def ask(client):
+        return (await client.get("/info", headers={**headers(READ), "origin": origin})).status_code
+
+    assert talk(with_token, ask) == 200
 
 
 @pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example:80", "", "localhost.evil"])
