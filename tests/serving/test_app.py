@@ -20,7 +20,7 @@ import amips
 from amips.serving import Tokens
 from amips.serving.app import give_up
 from amips.text import asking, attach, embed
-from serving_helpers import READ, WRITE, application, running, talk
+from serving_helpers import READ, WRITE, application, described, running, talk
 
 RAW, NPY = "application/octet-stream", "application/x-npy"
 
@@ -629,7 +629,9 @@ def test_questions(tmp_path, monkeypatch):
     async def conversation(client):
         answer = await client.post("/ask", json={"question": "word3 word5", "k": 3})
         empty = await client.post("/ask", json={"question": " "})
-        explained = (await client.post("/explain", json={"question": "word3 word5", "k": 3})).json()
+        explanation = await client.post("/explain", json={"question": "word3 word5", "k": 3})
+        assert described(explanation) == 200
+        explained = explanation.json()
         assert [hit["text"] for hit in explained["results"]] == [hit["text"] for hit in answer.json()["hits"]]
         texts = (await client.get("/info")).json()["texts"]
         await client.post("/add", json={"keys": [[1.0] * 16]}, headers=headers(WRITE))
@@ -637,13 +639,12 @@ def test_questions(tmp_path, monkeypatch):
         return answer, empty, texts, after
 
     answer, empty, texts, after = talk(app, conversation)
+    assert [described(one) for one in (answer, empty, after)] == [200, 400, 409]
     best = np.argsort(-(np.load(tmp_path / "vectors" / "keys.npy") @ Words().encode(["word3 word5"])[0]))
     rows = (tmp_path / "vectors" / "keys.jsonl").read_text().splitlines()
     assert answer.json()["hits"][0]["id"] == json.loads(rows[best[0]])["id"]
     assert len(answer.json()["hits"]) == 3
     assert texts is True
-    assert empty.status_code == 400
-    assert after.status_code == 409
     assert "without texts" in after.json()["error"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import amips
 from amips.serving import Application, Service
-from serving_helpers import talk
+from serving_helpers import described, talk
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,10 @@ def test_an_option_that_an_index_does_not_have_is_refused(wrapped, path, query, 
 def test_where_faiss_has_no_result_there_is_null(wrapped):
     async def conversation(client):
         body = {"queries": [1.0] * 8, "k": 50, "probes": 1}
-        return (await client.post("/search", json=body)).json()
+        answers = [await client.post("/search", json=body), await client.get("/info")]
+        explained = await client.post("/explain", json={"query": [1.0] * 8})
+        assert [described(one) for one in (*answers, explained)] == [200] * 3
+        return answers[0].json()
 
     answer = talk(Application(Service(lambda: wrapped)), conversation)
     missing = [one == -1 for one in answer["ids"][0]]
