@@ -7,8 +7,8 @@ import numpy as np
 
 from amips.errors import AmipsError, BundleError
 from amips.files import remove_directory
-from amips.integrations.documents import BEHIND, FITTED, Documents, Numbers, Written
-from amips.integrations.exact_keys import ExactKeys
+from amips.integrations.documents import BEHIND, FITTED, Documents, Written
+from amips.integrations.exact_keys import ExactKeys, Numbers
 from amips.search import Index, load, plain_index
 from amips.vectors import Floats, unit_rows
 

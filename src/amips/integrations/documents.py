@@ -22,21 +22,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amips.errors import BundleError, DiskFullError
-from amips.integrations.conditions import (
-    NUMBER,
-    TEXT,
-    TRUTH,
-    WHOLE,
-    Condition,
-    sql_of,
-)
+from amips.integrations.condition_sql import sql_of
+from amips.integrations.conditions import NUMBER, TEXT, TRUTH, WHOLE, Condition
+from amips.integrations.exact_keys import Numbers
 from amips.integrations.stored_document import DuplicateError, StoredDocument, content_rows, vector_of
 from amips.vectors import Floats
 
-Numbers = NDArray[np.int64]
 Duplicates = Literal["overwrite", "skip", "fail"]
 
 FORMAT = 1
@@ -303,14 +296,36 @@ def _matches(value: str | None, pattern: str, ignore_case: int, like: int) -> bo
     if value is None:
         return False
     if like:
-        return _like(pattern, ignore_case).fullmatch(value) is not None
+        return _is_like(value, pattern, ignore_case)
     return pattern.lower() in value.lower() if ignore_case else pattern in value
 
 
+def _is_like(value: str, pattern: str, ignore_case: int) -> bool:
+    """Whether a text is that of a pattern, in which % is any text, and _ any character.
+
+    What is between two % is looked for from left to right, each where it comes first: one expression for all
+    of it would try every way to share out the text among the %, which are too many.
+    """
+    *before, last = _parts(pattern, ignore_case)
+    place = 0
+    for i, part in enumerate(before):
+        met = part.search(value, place) if i else part.match(value)
+        if met is None:
+            return False
+        place = met.end()
+    # The last part has a length, as every part, and stands at the end.
+    length = len(pattern.rpartition("%")[2])
+    start = len(value) - length
+    return start >= place and (bool(before) or start == 0) and last.fullmatch(value, start) is not None
+
+
 @lru_cache(64)
-def _like(pattern: str, ignore_case: int) -> "re.Pattern[str]":
-    parts = [{"%": ".*", "_": "."}.get(one, re.escape(one)) for one in pattern]
-    return re.compile("".join(parts), re.DOTALL | (re.IGNORECASE if ignore_case else 0))
+def _parts(pattern: str, ignore_case: int) -> "list[re.Pattern[str]]":
+    flags = re.DOTALL | (re.IGNORECASE if ignore_case else 0)
+    return [
+        re.compile("".join("." if one == "_" else re.escape(one) for one in part), flags)
+        for part in pattern.split("%")
+    ]
 
 
 @contextmanager
