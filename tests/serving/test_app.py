@@ -1,6 +1,7 @@
 """The service over HTTP, within this process: answers, limits, tokens, changes, whatever clients send."""
 
 import asyncio
+import base64
 import gzip
 import io
 import json
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 import amips
 from amips.serving import Tokens
 from amips.serving.app import give_up
+from amips.serving.logs import JsonFormatter
+from amips.serving.requests import wants_raw
 from amips.text import asking, attach, embed
 from serving_helpers import READ, WRITE, application, described, running, talk
 
@@ -86,6 +89,11 @@ def test_filters_and_conditions(app, bundle, x):
     async def conversation(client):
         by_id = await client.post("/search", json={"queries": x[:2].tolist(), "filter": [3, 5, 8], "k": 5})
         mask = await client.post("/search", json={"queries": x[0].tolist(), "filter": [True] + [False] * 599})
+        bits = base64.b64encode(np.packbits(np.arange(600) == 0).tobytes()).decode()
+        packed = {"queries": x[0].tolist(), "filter": {"n": 600, "bits": bits}}
+        answer = await client.post("/search", json=packed)
+        assert described(answer) == 200
+        assert answer.json() == mask.json()
         where = await client.post(
             "/search", params={"where": "price < 40"}, content=x[:2].tobytes(), headers={"content-type": RAW}
         )
@@ -96,6 +104,22 @@ def test_filters_and_conditions(app, bundle, x):
     assert by_id["scores"][0][3:] == [None, None]
     assert mask["ids"][0] == [0] + [-1] * 9
     assert where["ids"] == index.search(x[:2], where="price < 40")[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("accept", "raw"),
+    [
+        (RAW, True),
+        (f"{RAW}, */*", True),
+        (f"text/html, {RAW};q=0.9, application/json", True),
+        (f"application/json, {RAW}", False),
+        (f"*/*, {RAW}", False),
+        ("*/*", False),
+        ("", False),
+    ],
+)
+def test_who_accepts_bytes_gets_bytes(accept, raw):
+    assert wants_raw({"accept": accept}) is raw
 
 
 BAD = [
@@ -159,6 +183,12 @@ def test_bad_bodies(app, body, kind, status, words):
         ({"filter": [1, "a"]}, "of one kind"),
         ({"filter": [2**80]}, "int64"),
         ({"filter": [True, False]}, "a mask of shape"),
+        ({"filter": {"n": 600, "bits": "?"}}, "base64"),
+        ({"filter": {"n": 600, "bits": 7}}, "base64"),
+        ({"filter": {"n": 600, "bits": "AAAA"}}, "3 bytes of bits for n=600"),
+        ({"filter": {"n": 24, "bits": "AAAA"}}, "a mask of shape"),
+        ({"filter": {"n": -1, "bits": "AAAA"}}, "n=-1"),
+        ({"filter": {"n": 1}}, "a list of ids"),
         ({"filter": ["x" * 100_000, *["y"] * 1000]}, "too long ones"),
         ({"timeout": -1}, "timeout=-1"),
         ({"best_effort": 1}, "best_effort=1"),
@@ -414,6 +444,11 @@ def test_a_defect_is_one_line_and_says_nothing_of_the_query(app, x, caplog):
     answer = talk(app, conversation)
     assert answer.status_code == 500
     assert "defect" in answer.json()["error"]
+    (record,) = [one for one in caplog.records if one.getMessage() == "defect"]
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line)["problem"] == "ZeroDivisionError"
+    assert not any(f"{value:.4f}" in line for value in x[0].tolist())
 
 
 def test_tokens(own_bundle, x):

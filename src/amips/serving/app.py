@@ -30,6 +30,7 @@ from amips.serving.requests import (
     content_type,
     explain_request,
     search_request,
+    wants_raw,
 )
 from amips.serving.security import Tokens, check_host
 from amips.serving.service import Service
@@ -244,7 +245,7 @@ class Application:
             start = time.perf_counter()
             scores, ids, seconds, missing = await self.service.search(wanted)
         wait = time.perf_counter() - start - seconds
-        if request.headers.get("accept") == RAW and ids.dtype.kind == "i" and not wanted.partial:
+        if wants_raw(request.headers) and ids.dtype.kind == "i" and not wanted.partial:
             rows = np.ascontiguousarray(scores, "<f4").tobytes() + np.ascontiguousarray(ids, "<i8").tobytes()
             return timed(Response(rows, media_type=RAW), seconds, wait)
         if wanted.partial and missing is None:  # of an index in one piece

@@ -13,6 +13,12 @@ _SCORES = {"type": "array", "items": {"type": "array", "items": _SCORE}}
 _ID = {"type": ["integer", "string"]}
 _IDS = {"type": "array", "items": _ID}
 _ID_OR_FLAG = {"type": ["integer", "string", "boolean"]}
+_BITS = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 1}, "bits": {"type": "string", "format": "byte"}},
+    "required": ["n", "bits"],
+    "description": "a bit for each of n keys, in base64, that of the first key the highest of the first byte",
+}
 _RAW = {"schema": {"type": "string", "format": "binary", "description": "float32 rows, little-endian"}}
 _NPY = {"schema": {"type": "string", "format": "binary", "description": "a .npy file of rows"}}
 _RESULTS_RAW = {"schema": {"type": "string", "format": "binary", "description": "float32 scores, int64 ids"}}
@@ -40,7 +46,11 @@ def document(limits: Limits) -> dict[str, Any]:
         "description": "of shards: what there is, with the share of each query's top keys that is missing",
     }
     search = _object(
-        {"queries": _ROW_OR_ROWS, **options, "filter": {"type": "array", "items": _ID_OR_FLAG}},
+        {
+            "queries": _ROW_OR_ROWS,
+            **options,
+            "filter": {"anyOf": [{"type": "array", "items": _ID_OR_FLAG}, _BITS]},
+        },
         required=["queries"],
     )
     keys = {"keys": _ROW_OR_ROWS, "ids": _IDS, "attributes": {"type": "object"}}
