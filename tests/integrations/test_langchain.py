@@ -27,6 +27,18 @@ class TestInDirectory(VectorStoreIntegrationTests):
         store.close()
 
 
+class TestFitted(VectorStoreIntegrationTests):
+    """With a learned index, in which the documents of the suite are few added keys."""
+
+    @pytest.fixture
+    def vectorstore(self, fitted_place):
+        embeddings = self.get_embeddings()
+        store = AmipsVectorStore(embeddings, path=fitted_place(len(embeddings.embed_query("a"))))
+        assert store.index is not None
+        yield store
+        store.close()
+
+
 def deep(levels):
     """A filter within as many others."""
     filter = {"lang": "en"}
