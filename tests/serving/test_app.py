@@ -658,7 +658,14 @@ def test_questions(tmp_path, monkeypatch):
     task = amips.label(embedded.keys, embedded.queries, cells=4, k=10, val=60, test=40)
     amips.build(task, storage="flat", out=tmp_path / "bundle").close()
     attach(tmp_path / "bundle", embedded)
-    monkeypatch.setattr(asking, "open_published", lambda name: Words())
+    batches = []
+
+    class Counted(Words):
+        def encode(self, texts):
+            batches.append(len(texts))
+            return super().encode(texts)
+
+    monkeypatch.setattr(asking, "open_published", lambda name: Counted())
     app = application(tmp_path / "bundle", tokens=Tokens.of(None, WRITE))
 
     async def conversation(client):
@@ -669,11 +676,17 @@ def test_questions(tmp_path, monkeypatch):
         explained = explanation.json()
         assert [hit["text"] for hit in explained["results"]] == [hit["text"] for hit in answer.json()["hits"]]
         texts = (await client.get("/info")).json()["texts"]
+        several = [" ", *[f"word{i} word{i + 1}" for i in range(7)]]
+        alone = [(await client.post("/ask", json={"question": one})).json() for one in several]
+        batches.clear()
+        calls = [client.post("/ask", json={"question": one}) for one in several]
+        assert [one.json() for one in await asyncio.gather(*calls)] == alone
         await client.post("/add", json={"keys": [[1.0] * 16]}, headers=headers(WRITE))
         after = await client.post("/ask", json={"question": "word3 word5"})
         return answer, empty, texts, after
 
     answer, empty, texts, after = talk(app, conversation)
+    assert max(batches) >= 6
     assert [described(one) for one in (answer, empty, after)] == [200, 400, 409]
     best = np.argsort(-(np.load(tmp_path / "vectors" / "keys.npy") @ Words().encode(["word3 word5"])[0]))
     rows = (tmp_path / "vectors" / "keys.jsonl").read_text().splitlines()

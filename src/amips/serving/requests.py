@@ -192,7 +192,7 @@ def ask_request(body: bytes, kind: str, limits: Limits) -> tuple[str, dict[str, 
     if kind != JSON:
         raise Refused(WRONG_TYPE, f"content type {kind[:60]!r}: expected {JSON}")
     values = json_object(body, {"question", "k", "recall", "probes", "best_effort"})
-    question = text("question", _missing("question", values.pop("question", None)), LONGEST_QUESTION)
+    question = _question(_missing("question", values.pop("question", None)))
     return question, _options({"k": 5, **values}, limits).arguments
 
 
@@ -209,7 +209,7 @@ def explain_request(
     options = _options({"k": 10, **values}, limits).arguments
     check_whole("k", options["k"], 1, MOST_EXPLAINED)
     if question is not None:
-        return text("question", question, LONGEST_QUESTION), None, options
+        return _question(question), None, options
     x, _ = checked_queries(query, d, None)
     if len(x) != 1:
         raise Refused(BAD_REQUEST, f"{len(x):,} queries: one at a time is explained")
@@ -223,6 +223,13 @@ def text(name: str, value: Any, longest: int) -> str:
     if len(value) > longest:
         raise AmipsError(f"{name} of {len(value):,} characters: expected at most {longest:,}")
     return _encodable(name, value)
+
+
+def _question(value: Any) -> str:
+    question = text("question", value, LONGEST_QUESTION)
+    if not question.strip():
+        raise AmipsError("the question is empty")
+    return question
 
 
 def key_ids(name: str, value: Any) -> NDArray[Any]:

@@ -22,6 +22,7 @@ from amips.serving.explanations import Explainer, store_of
 from amips.serving.index_kinds import check_options, index_facts, open_place
 from amips.serving.limits import Limits, Settings
 from amips.serving.prometheus import Counters
+from amips.serving.questions import Questions
 from amips.serving.refusals import BUSY, CONFLICT, NOT_FOUND, Refused, busy
 from amips.serving.requests import ChangeRequest, Options, SearchRequest
 from amips.sharding import UNCHANGED, ShardedIndex, share_missing
@@ -34,9 +35,9 @@ Result = TypeVar("Result")
 
 SAMPLE_SECONDS = 1.0  # between two queries whose cost is looked at, and two looks at what waits
 DRIFT_SECONDS = 60.0  # between two looks at drift
-MOST_ASKS, MOST_CHANGES = 32, 32  # that may wait
+MOST_CHANGES = 32  # that may wait
 MOST_EXPLANATIONS = 1  # at a time: each scores every key
-KINDS = ("changes", "questions", "explanations")  # of what is done beside searches, each in its own thread
+KINDS = ("changes", "explanations")  # of what is done beside searches, each in its own thread
 
 log = logging.getLogger("amips.serving")
 
@@ -75,8 +76,9 @@ class Service:
         self._batcher = Batcher(
             self._search, self.limits.queue, together=batching, observe=self.counters.note_batch
         )
+        self._questions = Questions(self._can_ask, together=batching)
         self._explainer = Explainer(None)
-        # One change or reload after the other; so with questions, and with explanations.
+        # One change or reload after the other; so with explanations.
         self._threads_of = {kind: ThreadPoolExecutor(1, f"amips-{kind}") for kind in KINDS}
         self._waiting = dict.fromkeys(KINDS, 0)
         self._watching: asyncio.Task[None] | None = None
@@ -126,6 +128,7 @@ class Service:
         if self._watching is not None:
             self._watching.cancel()
         await self._batcher.close()
+        await self._questions.close()
         for thread in self._threads_of.values():
             await asyncio.to_thread(thread.shutdown)
         if isinstance(self.index, Index):
@@ -177,8 +180,7 @@ class Service:
 
     async def ask(self, question: str, options: dict[str, Any]) -> AskAnswer:
         """The texts that answer a question in words."""
-        call = partial(self._can_ask().ask, question, **options)
-        return await self._in_turn("questions", MOST_ASKS, call, self.limits.seconds)
+        return await self._questions.ask(question, options, self.limits.seconds)
 
     def _can_ask(self) -> Asker:
         """What answers questions; `Refused` if nothing does."""
@@ -193,8 +195,7 @@ class Service:
         asker = self._asker if isinstance(self._asker, Asker) else None
         check_options(self.index, options)
         if x is None:
-            encode = partial(self._can_ask().encoded, question or "")
-            x = await self._in_turn("questions", MOST_ASKS, encode, self.limits.seconds)
+            x = await self._questions.encode(question or "", self.limits.seconds)
         call = partial(self._explainer.explain, self.index, x, options, asker)
         return await self._in_turn("explanations", MOST_EXPLANATIONS, call, self.limits.seconds)
 
