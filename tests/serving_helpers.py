@@ -19,6 +19,10 @@ READ, WRITE = "a-token-to-search-with", "a-token-to-change-with"
 DESCRIPTION = document(Limits())
 
 
+def headers(token):
+    return {"authorization": f"Bearer {token}"}
+
+
 @asynccontextmanager
 async def running(app):
     """A client of an application that has started."""
