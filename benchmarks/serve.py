@@ -275,6 +275,7 @@ def main() -> None:
     head = ["behind the service", "recall@10", "requests/s", "each alone", "times"]
     head += ["p50 / p99, ms", "half the load, requests/s", "p50 / p99, ms", "p99 / p50", "errors"]
     command = f"python benchmarks/serve.py DATA --keys {options.keys} --queries {options.queries}"
+    command += f" --seconds {options.seconds:g}" + (" --chroma EXECUTABLE" if options.chroma else "")
     more = (
         f"{len(keys):,} keys, d = {keys.shape[1]}; one query a request, {CONNECTIONS} connections of wrk on "
         f"the same machine, {options.seconds:g} s a run, median of {ROUNDS} rounds in turns; one thread "

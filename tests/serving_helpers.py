@@ -10,10 +10,17 @@ import threading
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import httpx
+import jsonschema
 
 from amips.serving import Application, Limits, Service, Settings, Tokens
+from amips.serving.openapi import document
 
 READ, WRITE = "a-token-to-search-with", "a-token-to-change-with"
+DESCRIPTION = document(Limits())
+
+
+def headers(token):
+    return {"authorization": f"Bearer {token}"}
 
 
 @asynccontextmanager
@@ -41,6 +48,23 @@ def talk(app, conversation):
             return await conversation(client)
 
     return asyncio.run(run())
+
+
+def described(answer):
+    """The status of an answer, which is as the description of the service says, and so is what was sent."""
+    path, method = answer.request.url.path, answer.request.method.lower()
+    answers = DESCRIPTION["paths"][path][method]["responses"]
+    status = str(answer.status_code)
+    content = answers[status if status in answers else f"{status[0]}XX"]["content"]
+    kind = answer.headers["content-type"].partition(";")[0]
+    assert kind in content, (path, kind)
+    if kind == "application/json":
+        jsonschema.Draft202012Validator(content[kind]["schema"]).validate(answer.json())
+    sent = answer.request.content
+    if sent and status == "200":
+        body = DESCRIPTION["paths"][path][method]["requestBody"]["content"]["application/json"]["schema"]
+        jsonschema.Draft202012Validator(body).validate(json.loads(sent))
+    return answer.status_code
 
 
 class Server:

@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,8 +35,7 @@ def connect(
 
     Args:
         address: of the service, such as http://127.0.0.1:8000.
-        token, write_token: for searching and for changes; by default AMIPS_TOKEN and AMIPS_WRITE_TOKEN of the
-            environment.
+        token, write_token: for searches, for changes; by default AMIPS_TOKEN and AMIPS_WRITE_TOKEN are asked.
         timeout: seconds for one try of a request.
         retries: tries after the first, of what changes nothing: searches, and what is only looked up.
         transport: of httpx, in place of its own.
@@ -69,7 +69,7 @@ class RemoteIndex:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._http, self._retries, self._sleep = http, retries, sleep
-        self._token, self._write_token = token or write_token, write_token
+        self._token, self._write_token = token, write_token
         self._facts: dict[str, Any] | None = None
 
     def __enter__(self) -> "RemoteIndex":
@@ -121,7 +121,8 @@ class RemoteIndex:
         """The k best keys of each query: scores float32 [m, k] and ids [m, k], best first.
 
         As `amips.search.Index.search`, which explains the arguments; `filter` is a mask or ids, `where` a
-        condition as text. What is too much for one request is sent in several.
+        condition as text. `threads` are the service's, and a query that is not finite is always an error.
+        What is too much for one request is sent in several.
         """
         rows = _rows(x)
         options: dict[str, Any] = {"k": check_whole("k", k, 1), "recall": recall, "probes": probes}
@@ -153,7 +154,7 @@ class RemoteIndex:
                 "POST",
                 "/search",
                 content=rows.astype("<f4", copy=False).tobytes(),
-                params={name: _word(value) for name, value in options.items()},
+                params=options,
                 headers={"content-type": RAW, "accept": RAW},
             )
         shape = (len(rows), options["k"])
@@ -223,8 +224,10 @@ class RemoteIndex:
             try:
                 answer = self._http.request(method, path, headers=headers, **content)
             except httpx.TransportError as problem:
-                # One that was not sent for want of a connection can be sent again, whatever it is.
-                if left and (not write or isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout)):
+                # One that was not sent for want of a connection can be sent again, whatever it is. One whose
+                # answer does not come in time may still be worked at: another would be more of the same.
+                unsent = isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout)
+                if left and (unsent or not (write or isinstance(problem, httpx.TimeoutException))):
                     self._sleep(wait)
                     continue
                 raise self._unreachable(problem) from None
@@ -298,12 +301,14 @@ def _token(name: str, token: Any) -> str | None:
     return token.strip() or None
 
 
-def _chosen(chosen: Any) -> list[Any]:
-    """A filter as a list of truth values or ids."""
+def _chosen(chosen: Any) -> Any:
+    """A filter as a list of ids; a mask as its bits, of which JSON would take 6 bytes each."""
     try:
         values = np.asarray(chosen)
     except ValueError:
         values = np.empty((0, 0))
+    if values.dtype == bool and values.ndim == 1:
+        return {"n": len(values), "bits": b64encode(np.packbits(values).tobytes()).decode()}
     plain: list[Any] = values.tolist() if values.ndim == 1 else [None]
     if not all(isinstance(value, int | str) for value in plain):
         raise AmipsError("filter: expected a mask, or ids, all whole numbers or all strings")
@@ -335,10 +340,6 @@ def _from_bytes(content: bytes, shape: tuple[int, int]) -> tuple[Floats, NDArray
 def _plain(value: Any) -> Any:
     """numpy's numbers as Python's."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _retry_after(answer: httpx.Response) -> float:

@@ -50,6 +50,19 @@ class TestStandardSuites(
             document_store.write_documents([document])
 
 
+class TestFitted(Store, suites.CountDocumentsTest, suites.DeleteDocumentsTest, suites.WriteDocumentsTest):
+    """With a learned index, in which the documents of the suite are few added keys: what changes these."""
+
+    test_write_documents = TestStandardSuites.test_write_documents
+
+    @pytest.fixture
+    def document_store(self, fitted_place):
+        store = AmipsDocumentStore(fitted_place(768))
+        assert store.index is not None
+        yield store
+        store.close()
+
+
 class TestStandardSuitesAsync(
     Store,
     async_suites.CountDocumentsAsyncTest,

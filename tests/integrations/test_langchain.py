@@ -27,6 +27,26 @@ class TestInDirectory(VectorStoreIntegrationTests):
         store.close()
 
 
+class TestFitted(VectorStoreIntegrationTests):
+    """With a learned index, in which the documents of the suite are few added keys."""
+
+    @pytest.fixture
+    def vectorstore(self, fitted_place):
+        embeddings = self.get_embeddings()
+        store = AmipsVectorStore(embeddings, path=fitted_place(len(embeddings.embed_query("a"))))
+        assert store.index is not None
+        yield store
+        store.close()
+
+
+def deep(levels):
+    """A filter within as many others."""
+    filter = {"lang": "en"}
+    for _ in range(levels):
+        filter = {"$not": filter}
+    return filter
+
+
 METADATA = {
     "a": {"year": 1999, "lang": "en", "tags": ["x", "y"]},
     "b": {"year": 2010, "lang": "de", "tags": ["y"]},
@@ -88,8 +108,12 @@ def test_every_operator(store, filter, expected):
         ({"$and": 5}, "expected a list of filters"),
         ({"$or": {"lang": "en"}}, "expected a list of filters"),
         ({5: 1}, "5 is no name of a field"),
+        ({"year": {"$exists": True, "month": 1}}, "month is not an operator"),
+        ({"year": {"$exists": "no"}}, "does not take 'no'"),
+        (deep(150), "nested too deeply"),
+        (deep(100_000), "nested too deeply"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
 )
 def test_a_wrong_filter_is_one_line(store, filter, message):
     with pytest.raises(amips.AmipsError, match=message):
@@ -106,6 +130,24 @@ def test_mmr_takes_what_is_unlike(store):
 def test_deletion_by_filter(store):
     store.delete(filter={"year": {"$lt": 2015}})
     assert [one.id for one in store.similarity_search_by_vector(X, 3)] == ["c"]
+
+
+def test_an_empty_filter_deletes_nothing(store):
+    for filter in ({}, {"$and": []}, {"$and": [{}]}):
+        with pytest.raises(amips.AmipsError, match="would delete all"):
+            store.delete(filter=filter)
+    assert len(store.documents) == 3
+    store.delete()
+    assert len(store.documents) == 0
+
+
+def test_relevance_of_inner_products_orders_as_they_do():
+    store = AmipsVectorStore(DeterministicFakeEmbedding(size=3), similarity="dot")
+    relevance = store._select_relevance_score_fn()
+    values = [relevance(score) for score in (-300.0, -2.0, -0.5, 0.0, 0.5, 2.0, 40.0, 300.0)]
+    assert values == sorted(set(values))
+    assert all(0 < value < 1 for value in values)
+    store.close()
 
 
 async def test_every_text_needs_an_id_that_is_text(store):

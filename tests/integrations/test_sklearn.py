@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import amips
@@ -56,6 +58,23 @@ def test_it_learns_from_queries():
     top = np.argsort(-(x @ keys.T), axis=1)[:, :5]
     assert np.mean([len(set(a) & set(b)) / 5 for a, b in zip(rows, top, strict=True)]) > 0.8
     assert clone(neighbors).get_params() == neighbors.get_params()
+
+
+def test_queries_may_come_second():
+    keys, queries = make_world(300, 400, 8, seed=5)
+    for state in (None, np.random.RandomState(3), np.int64(3)):
+        neighbors = AmipsNeighbors(5, recall=0.9, minutes=0.05, random_state=state).fit(keys, queries)
+        assert neighbors.index_ is not None
+    assert AmipsNeighbors(5).fit(keys, np.zeros(300)).index_ is None
+
+
+def test_at_the_end_of_a_pipeline():
+    keys, x = make_world(300, 20, 8, seed=6)
+    pipeline = make_pipeline(StandardScaler(), AmipsNeighbors(5)).fit(keys)
+    rows = pipeline[-1].kneighbors(pipeline[:-1].transform(x), return_distance=False)
+    scaled = StandardScaler().fit(keys)
+    expected = AmipsNeighbors(5).fit(scaled.transform(keys)).kneighbors(scaled.transform(x))[1]
+    assert (rows == expected).all()
 
 
 def test_errors_are_one_line():

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 import amips
+from serving_helpers import application
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,8 @@ def own_bundle(bundle, tmp_path):
 @pytest.fixture(scope="session")
 def x(task):
     return task.test.queries[:].copy()
+
+
+@pytest.fixture
+def app(bundle):
+    return application(bundle)

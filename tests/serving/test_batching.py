@@ -47,6 +47,29 @@ async def begun(search, count):
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.parametrize("place", ["before the search", "after it"])
+def test_rows_that_cannot_be_put_together_do_not_keep_others_waiting(place, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    async def run():
+        search = Slow()
+        batcher = Batcher(search, 100, observe=fail if place == "after it" else None)
+        first = asyncio.create_task(batcher.search(rows(1), "a", "a", 30))
+        await begun(search, 1)
+        if place == "before the search":
+            monkeypatch.setattr(np, "concatenate", fail)
+        others = [asyncio.create_task(batcher.search(rows(i), "a", "a", 30)) for i in (2, 3)]
+        await waiting(batcher, 2)
+        search.go.set()
+        scores = [(await one).scores.tolist() for one in (first, *others)]
+        last = await asyncio.wait_for(batcher.search(rows(4), "a", "a", 30), 30)
+        await batcher.close()
+        return [*scores, last.scores.tolist()]
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == [[[2]], [[4]], [[6]], [[8]]]
+
+
 def test_what_waits_together_is_searched_together_and_a_lone_request_at_once():
     batches = []
 

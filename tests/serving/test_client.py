@@ -230,6 +230,39 @@ def test_a_change_that_was_not_sent_is_sent_again():
     assert flaky.requests == ["/remove", "/remove"]
 
 
+def test_what_takes_too_long_is_not_asked_again():
+    flaky = Flaky(httpx.ReadTimeout("too long"))
+    with pytest.raises(amips.AmipsError, match="too long"):
+        remote(flaky)[0].info  # noqa: B018
+    assert len(flaky.requests) == 1
+
+
+def test_the_token_for_changes_goes_with_changes_alone(monkeypatch):
+    heads = []
+
+    def service(request):
+        heads.append((request.url.path, request.headers.get("authorization")))
+        return httpx.Response(200, json={"n": 3, "d": 2, "removed": 1})
+
+    monkeypatch.delenv("AMIPS_TOKEN", raising=False)
+    index = remote(service, write_token=WRITE)[0]
+    assert (index.n, index.remove([1])) == (3, 1)
+    assert heads == [("/info", None), ("/remove", f"Bearer {WRITE}")]
+
+
+def test_a_mask_of_millions_of_keys_fits_into_a_request():
+    sizes = []
+
+    def service(request):
+        sizes.append(len(request.content))
+        if request.url.path == "/info":
+            return httpx.Response(200, json={"d": 2, "limits": {"rows": 10, "body": 8 << 20}})
+        return httpx.Response(200, json={"scores": [[1.0]], "ids": [[0]]})
+
+    remote(service)[0].search([1.0, 2.0], 1, filter=np.ones(20_000_000, bool))
+    assert sizes[-1] < 8 << 20
+
+
 def test_a_client_error_is_not_tried_again():
     flaky = Flaky(httpx.Response(400, json={"error": "no"}))
     with pytest.raises(amips.AmipsError, match="answered 400: no"):

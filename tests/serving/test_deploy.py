@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,8 +17,8 @@ DEPLOY = ROOT / "deploy"
 
 def instructions():
     """(instruction, rest) of the Dockerfile, lines that go on joined."""
-    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    text = re.sub(r"^ *#.*\n", "", (DEPLOY / "Dockerfile").read_text(), flags=re.M).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip()]
     return [tuple(line.split(None, 1)) for line in lines]
 
 
@@ -28,6 +29,39 @@ def last(name):
 def command(words):
     """The JSON list in a CMD."""
     return json.loads(words[words.index("[") :])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hadolint", "Dockerfile"],
+        ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"],
+    ],
+    ids=["Dockerfile", "compose.yaml"],
+)
+def test_linters_have_nothing_to_say(words):
+    tool = Path(sys.executable).with_name(words[0])
+    done = subprocess.run([tool, *words[1:]], cwd=DEPLOY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_the_image_copies_is_let_through_and_the_rest_is_not():
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")]
+    copied = {
+        name
+        for rest in (rest for instruction, rest in instructions() if instruction == "COPY")
+        if "--from" not in rest
+        for name in rest.split()[:-1]
+    }
+    assert lines[0] == "*"
+    assert {line[1:] for line in lines if line.startswith("!")} == copied
+
+
+def test_an_image_without_the_compiled_part_is_not_built():
+    installed = next(rest for instruction, rest in instructions() if "pip install" in rest)
+    check = re.search(r'&& /opt/amips/bin/(python -c "(import [\w.]+)")$', installed)
+    assert subprocess.run([sys.executable, "-c", check[2]], check=False).returncode == 0
+    assert check[2] == "import amips._native"
 
 
 def test_the_image_is_pinned_small_and_not_root():

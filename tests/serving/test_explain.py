@@ -1,14 +1,19 @@
 """Searches explained, and the page that shows them, over HTTP within this process."""
 
 import asyncio
+import gc
+import json
 import re
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
 import amips
 from amips.serving import Application, Service, Tokens
+from amips.serving.answers import json_answer
+from amips.serving.explanations import Explainer
 from serving_helpers import READ, WRITE, application, talk
 
 
@@ -81,17 +86,37 @@ def test_an_index_that_says_little_is_answered_with_less():
     assert "does not say" in value["notes"][0]
 
 
-def test_one_at_a_time_and_searches_go_on(bundle, x):
+def test_after_a_reload_nothing_keeps_the_index_that_was_explained(own_bundle, task, x):
+    app = application(own_bundle, tokens=Tokens.of(None, WRITE))
+
+    async def conversation(client):
+        body, head = {"query": x[0].tolist()}, {"authorization": f"Bearer {WRITE}"}
+        assert (await client.post("/explain", json=body)).json()["map"] is not None
+        before = weakref.ref(app.service.index.snapshot.store)
+        amips.build(task, out=own_bundle, recall=0.8).close()
+        assert (await client.post("/reload", headers=head)).json()["changed"] is True
+        gc.collect()
+        return before(), (await client.post("/explain", json=body)).status_code
+
+    assert talk(app, conversation) == (None, 200)
+
+
+def test_an_answer_has_no_infinite_numbers():
+    answer = json_answer({"scores": [np.inf, (1.0, -np.inf)], "one": {"more": np.nan}})
+    assert json.loads(answer.body) == {"scores": [None, [1.0, None]], "one": {"more": None}}
+
+
+def test_one_at_a_time_and_searches_go_on(bundle, x, monkeypatch):
     app = application(bundle)
     begun, go_on = threading.Event(), threading.Event()
-    explain = app.service._explainer.explain
+    explain = Explainer.explain
 
     def slow(*arguments):
         begun.set()
         go_on.wait(20)
         return explain(*arguments)
 
-    app.service._explainer.explain = slow
+    monkeypatch.setattr(Explainer, "explain", slow)
 
     async def conversation(client):
         body = {"query": x[0].tolist()}

@@ -1,6 +1,7 @@
 """The page at `/` as a person meets it, in headless Chromium, with `amips serve` behind it."""
 
 import json
+import os
 import shutil
 import time
 
@@ -16,7 +17,8 @@ def driver():
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     chromedriver = shutil.which("chromedriver")
     if not chromium or not chromedriver:
-        pytest.skip("install chromium and chromedriver to test the page in a browser")
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing("install chromium and chromedriver to test the page in a browser")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
@@ -98,6 +100,21 @@ def test_the_slider_asks_again(page):
     until(page, f"{count} > {before}")
     until(page, "!document.getElementById('go').disabled")
     assert text(page, "recall-shown") == "0.89"
+    assert text(page, "problem") == ""
+
+
+def test_a_slider_that_is_dragged_asks_when_it_rests_and_is_never_refused(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.find_element("id", "random").click()
+    until(page, "!document.getElementById('answer').hidden")
+    entries = "performance.getEntriesByType('resource').filter(e => e.name.endsWith('/explain'))"
+    before = page.execute_script(f"return {entries}.length")
+    page.find_element("id", "recall").send_keys(*[Keys.ARROW_LEFT] * 20)
+    until(page, f"{entries}.length > {before}")
+    until(page, "!searching && !document.getElementById('go').disabled")
+    assert page.execute_script(f"return {entries}.length") <= before + 10
+    assert page.execute_script(f"return {entries}.every(e => e.responseStatus === 200)")
     assert text(page, "problem") == ""
 
 

@@ -1,6 +1,5 @@
 """`amips serve` as a process: signals, slow clients, workers, tokens, what is refused at the start."""
 
-import gc
 import itertools
 import json
 import signal
@@ -11,17 +10,15 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 
 import amips
 from amips.errors import AmipsError
-from amips.serving import Application, Service, Settings
-from amips.serving.server import ClientProtocol, _config, listen
+from amips.serving import Settings
+from amips.serving.server import listen
 from serving_helpers import READ, WRITE, served
 
 SEARCH = (
@@ -292,49 +289,3 @@ def test_requests_that_come_at_once_are_answered_in_turn(server, x):
     assert bodies[1] == bodies[4] == b'{"status": "ready"}'
     assert bodies[2] == b""
     assert all(answer.count(b"\r\ndate: ") == 1 for answer in answers)
-
-
-def test_an_answer_is_one_write_and_requests_leave_no_garbage(bundle):
-    settings = Settings(bundle)
-    service = Service.of(settings)
-    service.open()
-    writes = []
-
-    class Protocol(ClientProtocol):
-        def connection_made(self, transport):
-            super().connection_made(Written(transport))
-
-    class Written:
-        def __init__(self, transport):
-            self.transport = transport
-
-        def __getattr__(self, name):
-            return getattr(self.transport, name)
-
-        def write(self, data):
-            writes.append(data)
-            self.transport.write(data)
-
-    config = _config(settings, Application(service))
-    config.http_protocol_class = config.http = partial(Protocol, seconds=5)
-    own = uvicorn.Server(config)
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=own.run, args=([listening],))
-    thread.start()
-    until(lambda: own.started)
-    with socket.create_connection(listening.getsockname(), timeout=20) as client:
-        client.sendall(GET % b"")
-        client.recv(1 << 16)
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(50):
-                client.sendall(GET % b"")
-                assert client.recv(1 << 16).endswith(b'{"status": "ready"}')
-            assert gc.collect() < 50  # what has to be searched for stops every thread
-        finally:
-            gc.enable()
-    own.should_exit = True
-    thread.join(20)
-    assert not thread.is_alive()
-    assert len(writes) == 51

@@ -1,4 +1,4 @@
-"""Conditions on documents: what the filters of every framework become, and what SQL is made of.
+"""Conditions on documents: what the filters of every framework become; `condition_sql` makes SQL of them.
 
 A document's metadata is kept as rows of a table, (name, kind, value, number of the document), in that order:
 a comparison is a range of an index, whatever the number of documents. A condition holds for a document or
@@ -7,10 +7,11 @@ does not: what is missing equals nothing, is in no range, and is unequal to ever
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from amips.errors import AmipsError
 Operator = Literal["=", "<", "<=", ">", ">="]
 Scalar = str | int | float | bool
 Row = tuple[str, int, Any]  # name, kind, value
+Filters = TypeVar("Filters")
+Made = TypeVar("Made")
 
 # Kinds of rows. Single values are compared neither with elements of a list nor with a list or a mapping as a
 # whole.
@@ -27,7 +30,7 @@ NUMBER, TRUTH, TEXT, ELEMENT, WHOLE = range(5)
 # one; as it stands, with one.
 NAIVE, AWARE, LOCAL = range(5, 8)
 
-MOST_VALUES = 30_000  # of a list in a condition: SQLite takes 32,766 parameters
+MOST_LEVELS = 100  # of conditions in each other
 LARGEST = 2**63  # whole numbers beyond are kept as floats
 
 
@@ -149,8 +152,8 @@ def one_of(field: Field, values: Iterable[Any]) -> Condition:
     plain = [value for value in listed if not isinstance(value, dict | list | tuple) and value is not None]
     others = [value for value in listed if isinstance(value, dict | list | tuple) or value is None]
     parts: list[Condition] = [equal(field, value) for value in others]
-    for low in range(0, len(plain), MOST_VALUES):
-        parts.append(OneOf(field, tuple(scalar(value) for value in plain[low : low + MOST_VALUES])))
+    if plain:
+        parts.append(OneOf(field, tuple(map(scalar, plain))))
     return parts[0] if len(parts) == 1 else Some(tuple(parts))
 
 
@@ -202,7 +205,7 @@ def _rows(name: str, value: Any) -> Iterator[Row]:
         for one in value:
             element = plain_value(one)
             if isinstance(element, str | int | float) and element == element:
-                yield name, ELEMENT, _bound(element)
+                yield name, ELEMENT, bound(element)
     elif isinstance(value, bool):
         yield name, TRUTH, int(value)
     elif isinstance(value, str):
@@ -213,10 +216,10 @@ def _rows(name: str, value: Any) -> Iterator[Row]:
             if utc is not None:
                 yield name, AWARE, utc
     elif isinstance(value, int | float) and not math.isnan(value):
-        yield name, NUMBER, _bound(value)
+        yield name, NUMBER, bound(value)
 
 
-def _bound(value: Scalar) -> Any:
+def bound(value: Scalar) -> Any:
     """A value as SQLite takes it."""
     if isinstance(value, int) and not -LARGEST <= value < LARGEST:
         try:
@@ -244,81 +247,56 @@ def microseconds(moment: datetime) -> tuple[int, int | None]:
     return local, None if offset is None else local - offset // step
 
 
-def sql_of(condition: Condition) -> tuple[str, list[Any]]:
-    """A condition on a row of the table `documents` as SQL, and its parameters."""
+def shallow(build: Callable[[Filters], Made]) -> Callable[[Filters], Made]:
+    """A function that makes conditions of filters, with one line of AmipsError where they are too deep."""
+
+    @wraps(build)
+    def call(filters: Filters) -> Made:
+        problem = f"filter: it is nested too deeply: at most {MOST_LEVELS} filters in each other"
+        try:
+            condition = build(filters)
+        except RecursionError:
+            raise AmipsError(problem) from None
+        layer: list[Any] = [condition]
+        for _ in range(MOST_LEVELS + 1):
+            layer = [one for part in layer for one in _inner(part)]
+        if layer:
+            raise AmipsError(problem)
+        return condition
+
+    return call
+
+
+def _inner(condition: Any) -> "tuple[Condition, ...]":
     match condition:
         case All(parts) | Some(parts):
-            if not parts:
-                return ("1" if isinstance(condition, All) else "0"), []
-            texts, values = zip(*(sql_of(part) for part in parts), strict=True)
-            word = "AND" if isinstance(condition, All) else "OR"
-            return _joined(texts, word), [one for some in values for one in some]
+            return parts
         case Not(part):
-            text, values = sql_of(part)
-            return f"NOT {text}", values
-        case Exists(Column("id")):
-            return "1", []
-        case Exists(Column()):
-            return _of_text("text IS NOT NULL", [])
-        case Exists(field):
-            return "number IN (SELECT number FROM fields WHERE name = ?)", [field]
-        case Dated():
-            return _dated(condition)
-        case _:
-            return _single(condition)
+            return (part,)
+    return ()
 
 
-def _joined(texts: tuple[str, ...], word: str) -> str:
-    """One after the other, in a tree that is not deep: SQLite takes a depth of 1,000."""
-    if len(texts) == 1:
-        return texts[0]
-    half = len(texts) // 2
-    return f"({_joined(texts[:half], word)} {word} {_joined(texts[half:], word)})"
-
-
-def _single(condition: Compare | Equal | OneOf | Has | Matches) -> tuple[str, list[Any]]:
-    """A condition that one value of a field meets."""
-    field, kinds = condition.field, [TEXT]
+def is_everything(condition: "Condition | None") -> bool:
+    """Whether a condition says nothing, so that every document meets it."""
     match condition:
-        case Compare(_, operator, value):
-            test, values = f"value {operator} ?", [_bound(value)]
-            kinds = [TEXT] if isinstance(value, str) else [NUMBER, TRUTH]
-            if value != value:  # NaN is in no range, and SQLite takes it for nothing
-                return "0", []
-        case Equal(_, value):
-            test, values, kinds = "value = ?", [value], [WHOLE]
-        case OneOf(_, several):
-            if isinstance(field, Column):  # SQLite takes a number for its digits there
-                several = tuple(value for value in several if isinstance(value, str))
-            values = [_bound(value) for value in several if value == value]
-            test, kinds = f"value IN ({', '.join('?' * len(values))})", [NUMBER, TRUTH, TEXT]
-        case Has(_, value):
-            test, values, kinds = "value = ?", [_bound(value)], [ELEMENT]
-        case Matches(_, value, False, False):
-            test, values = "instr(value, ?)", [value]
-        case Matches(_, value, ignore_case, like):
-            test, values = f"matches(value, ?, {ignore_case:d}, {like:d})", [value]
-    if isinstance(field, Column):
-        column = test.replace("value", field.name)
-        if TEXT not in kinds:  # a number, or a list: no text is one
-            return "0", []
-        return (column, values) if field.name == "id" else _of_text(column, values)
-    listed = ", ".join(map(str, kinds))
-    text = f"number IN (SELECT number FROM fields WHERE name = ? AND kind IN ({listed}) AND {test})"
-    return text, [field, *values]
+        case None:
+            return True
+        case All(parts):
+            return all(map(is_everything, parts))
+        case Some(parts):
+            return any(map(is_everything, parts))
+        case Not(part):
+            return is_nothing(part)
+    return False
 
 
-def _of_text(test: str, values: list[Any]) -> tuple[str, list[Any]]:
-    return f"number IN (SELECT number FROM contents WHERE {test})", values
-
-
-def _dated(condition: Dated) -> tuple[str, list[Any]]:
-    field, operator = condition.field, condition.operator
-    if isinstance(field, Column):
-        raise AmipsError(f"the {field.name} of a document is no date: compare a field of its metadata")
-    if condition.utc is None:
-        test, values = f"kind IN ({NAIVE}, {LOCAL}) AND value {operator} ?", [condition.local]
-    else:
-        test = f"(kind = {AWARE} AND value {operator} ? OR kind = {NAIVE} AND value {operator} ?)"
-        values = [condition.utc, condition.local]
-    return f"number IN (SELECT number FROM fields WHERE name = ? AND {test})", [field, *values]
+def is_nothing(condition: "Condition") -> bool:
+    """Whether no document meets a condition, whatever it has."""
+    match condition:
+        case All(parts):
+            return any(map(is_nothing, parts))
+        case Some(parts):
+            return all(map(is_nothing, parts))
+        case Not(part):
+            return is_everything(part)
+    return False

@@ -6,8 +6,8 @@
       .lock                held by who writes
 
 Documents are written first, in one transaction, and then their keys; a call returns when both are on disk. A
-crash between the two leaves an index that has other keys than there are documents: opening the store brings
-it in line. As long as nothing was fitted, all keys are in memory, and all are scored.
+crash between the two leaves an index that has other keys than there are documents: opening the store, or the
+next change, brings it in line. As long as nothing was fitted, all keys are in memory, and all are scored.
 """
 
 import threading
@@ -24,9 +24,10 @@ from amips.arguments import check_choice, check_recall, check_whole
 from amips.errors import AmipsError, BundleError, VectorError
 from amips.files import check_output, local, manifest_kinds
 from amips.fitting import fit
-from amips.integrations.conditions import Condition
+from amips.integrations.conditions import Condition, is_everything
 from amips.integrations.document_keys import DocumentKeys
-from amips.integrations.documents import Documents, Duplicates, Numbers
+from amips.integrations.documents import Documents, Duplicates
+from amips.integrations.exact_keys import LEAST, Numbers
 from amips.integrations.query_recorder import SIZE, QueryRecorder
 from amips.integrations.stored_document import StoredDocument
 from amips.locks import locked
@@ -37,7 +38,6 @@ from amips.vectors import Floats, inspect, open_vectors
 Similarity = Literal["cosine", "dot"]
 
 DOCUMENTS, BUNDLE, LOCK = "documents.sqlite", "bundle", ".lock"
-LEAST = 100  # keys: with fewer, all are scored as fast as any are found
 KEPT = 16  # conditions whose documents are remembered
 FIT_MINUTES = 5.0
 
@@ -57,7 +57,7 @@ class DocumentIndex:
         path: the directory, made if it is not there; None keeps everything in memory. Processes may share it:
             they write one after the other, and see what others have written when they search.
         similarity: "cosine" brings keys and queries to norm 1; "dot" takes them as they are.
-        log: a file .fvecs that queries are recorded in, for `fit`; None records nothing.
+        log: a file .npy or .fvecs that queries are recorded in, for `fit`; None records nothing.
         log_size: the newest queries that it keeps, at least.
     """
 
@@ -119,7 +119,12 @@ class DocumentIndex:
 
     @plain_resource_errors()
     def delete(self, ids: Iterable[str] | None = None, condition: Condition | None = None) -> int:
-        """Delete documents by their ids, by a condition, or those that meet both; how many there were."""
+        """Delete documents by their ids, by a condition, or those that meet both; how many there were.
+
+        AmipsError where neither says which: `clear` deletes all.
+        """
+        if ids is None and is_everything(condition):
+            raise AmipsError("an empty filter would delete all documents: name some, or clear the store")
         with self._writing():
             written = self.documents.delete(self._numbers(ids, condition))
             self.keys.follow(written)
@@ -314,7 +319,7 @@ class DocumentIndex:
         with self._lock, self._alone():
             self._writers += 1
             try:
-                self.keys.refresh() if self.keys.in_line else self.keys.open()
+                self.keys.catch_up()
                 yield
             finally:
                 self._writers -= 1

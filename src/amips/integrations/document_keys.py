@@ -7,12 +7,10 @@ import numpy as np
 
 from amips.errors import AmipsError, BundleError
 from amips.files import remove_directory
-from amips.integrations.documents import Documents, Numbers, Written
-from amips.integrations.exact_keys import ExactKeys
+from amips.integrations.documents import BEHIND, FITTED, Documents, Written
+from amips.integrations.exact_keys import ExactKeys, Numbers
 from amips.search import Index, load, plain_index
 from amips.vectors import Floats, unit_rows
-
-FITTED = "fitted"  # the fact how often the store was fitted
 
 
 class DocumentKeys:
@@ -58,6 +56,13 @@ class DocumentKeys:
                 self._take_in()
                 self._seen = version
 
+    def catch_up(self) -> None:
+        """The same for who writes, who brings in line what one who was cut off has left."""
+        if self.in_line and not self.documents.fact(BEHIND, 0):
+            self.refresh()
+        else:
+            self.open()
+
     def _take_in(self) -> None:
         fitted = int(self.documents.fact(FITTED, 0))
         if fitted != self._fitted:
@@ -79,6 +84,8 @@ class DocumentKeys:
             self.current, self._fitted = ExactKeys(), 0
             self._take_in()
         self.align(self.current)
+        if self.documents.fact(BEHIND, 0):
+            self.documents.set_fact(BEHIND, 0)
         self._seen = self.documents.version_of_others
 
     def _load(self) -> ExactKeys | Index:
@@ -109,6 +116,9 @@ class DocumentKeys:
                 self.current.remove(written.removed)
             if len(written.added):
                 self.current.add(self.prepared(np.stack(written.keys)), written.added)
+            if isinstance(self.current, Index) and (len(written.removed) or len(written.added)):
+                # Another process may have looked before the keys were there: this makes it look again.
+                self.documents.set_fact(BEHIND, 0)
         except BaseException:
             self._seen = None  # who writes next brings it in line
             raise

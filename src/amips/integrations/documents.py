@@ -22,24 +22,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amips.errors import BundleError, DiskFullError
-from amips.integrations.conditions import (
-    NUMBER,
-    TEXT,
-    TRUTH,
-    WHOLE,
-    Condition,
-    sql_of,
-)
+from amips.integrations.condition_sql import sql_of
+from amips.integrations.conditions import NUMBER, TEXT, TRUTH, WHOLE, Condition
+from amips.integrations.exact_keys import Numbers
 from amips.integrations.stored_document import DuplicateError, StoredDocument, content_rows, vector_of
 from amips.vectors import Floats
 
-Numbers = NDArray[np.int64]
 Duplicates = Literal["overwrite", "skip", "fail"]
 
 FORMAT = 1
+FITTED = "fitted"  # the fact how often the store was fitted
+BEHIND = "behind"  # the fact whether the fitted index has other keys than the documents: somebody is between
 WAIT = 120.0  # seconds for another process that writes
 TOGETHER = 10_000  # rows of one statement
 TABLES = """
@@ -231,6 +226,8 @@ class Documents:
                 connection.executemany(
                     "INSERT OR IGNORE INTO fields VALUES (?, ?, ?, ?)", [(*row, number) for row in fields]
                 )
+            if removed or added:
+                _note_behind(connection)
         return Written(count, np.array(removed, np.int64), np.array(added, np.int64), keys)
 
     def delete(self, numbers: Numbers) -> Written:
@@ -242,7 +239,9 @@ class Documents:
                 test = f"number IN ({', '.join('?' * len(part))})"
                 there += self._rows(f"SELECT number, keyed FROM documents WHERE {test}", part)
                 _delete(connection, part)
-        removed = np.array([number for number, keyed in there if keyed], np.int64)
+            removed = np.array([number for number, keyed in there if keyed], np.int64)
+            if len(removed):
+                _note_behind(connection)
         return Written(len(there), removed, removed[:0], [])
 
     def clear(self) -> None:
@@ -250,7 +249,7 @@ class Documents:
         with self._transaction() as connection:
             for table in ("documents", "contents", "fields"):
                 connection.execute(f"DELETE FROM {table}")
-            connection.execute("DELETE FROM facts WHERE name = 'fitted'")
+            connection.execute("DELETE FROM facts WHERE name IN (?, ?)", [FITTED, BEHIND])
 
     def field_values(self, name: str | None, condition: Condition | None = None) -> list[tuple[str, Any]]:
         """(name, value) of the metadata, each value once, of numbers before truth values before texts.
@@ -286,19 +285,47 @@ def _delete(connection: sqlite3.Connection, numbers: list[int]) -> None:
         connection.execute(f"DELETE FROM {table} WHERE number IN {listed}", numbers)
 
 
+def _note_behind(connection: sqlite3.Connection) -> None:
+    """Note that the keys of a fitted index are to follow; keys that are all scored are read from here."""
+    sql = "INSERT OR REPLACE INTO facts SELECT ?, 1 FROM facts WHERE name = ? AND value > 0"
+    connection.execute(sql, [BEHIND, FITTED])
+
+
 def _matches(value: str | None, pattern: str, ignore_case: int, like: int) -> bool:
     """Of SQL: whether a pattern is a part of a text or, if `like`, all of it."""
     if value is None:
         return False
     if like:
-        return _like(pattern, ignore_case).fullmatch(value) is not None
+        return _is_like(value, pattern, ignore_case)
     return pattern.lower() in value.lower() if ignore_case else pattern in value
 
 
+def _is_like(value: str, pattern: str, ignore_case: int) -> bool:
+    """Whether a text is that of a pattern, in which % is any text, and _ any character.
+
+    What is between two % is looked for from left to right, each where it comes first: one expression for all
+    of it would try every way to share out the text among the %, which are too many.
+    """
+    *before, last = _parts(pattern, ignore_case)
+    place = 0
+    for i, part in enumerate(before):
+        met = part.search(value, place) if i else part.match(value)
+        if met is None:
+            return False
+        place = met.end()
+    # The last part has a length, as every part, and stands at the end.
+    length = len(pattern.rpartition("%")[2])
+    start = len(value) - length
+    return start >= place and (bool(before) or start == 0) and last.fullmatch(value, start) is not None
+
+
 @lru_cache(64)
-def _like(pattern: str, ignore_case: int) -> "re.Pattern[str]":
-    parts = [{"%": ".*", "_": "."}.get(one, re.escape(one)) for one in pattern]
-    return re.compile("".join(parts), re.DOTALL | (re.IGNORECASE if ignore_case else 0))
+def _parts(pattern: str, ignore_case: int) -> "list[re.Pattern[str]]":
+    flags = re.DOTALL | (re.IGNORECASE if ignore_case else 0)
+    return [
+        re.compile("".join("." if one == "_" else re.escape(one) for one in part), flags)
+        for part in pattern.split("%")
+    ]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from amips.vectors import Floats
 
 Numbers = NDArray[np.int64]
 
+LEAST = 100  # keys: with fewer, all are scored as fast as any are found
 BLOCK_BYTES = 1 << 26  # of scores at a time
 GATHER = 8  # where fewer keys than one in so many may be found, these alone are scored
 SPARE = 1.5  # times the room that keys need is made for them, so that adding one does not move them all

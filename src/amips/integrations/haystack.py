@@ -53,7 +53,7 @@ class AmipsDocumentStore:
     Args:
         path: the directory of the store, made if it is not there; None keeps it in memory.
         similarity: "cosine", or "dot" for encoders that are made for inner products.
-        log: a file .fvecs in which queries are recorded, for `fit`; None records nothing.
+        log: a file .npy or .fvecs in which queries are recorded, for `fit`; None records nothing.
         log_size: the newest queries that it keeps, at least.
     """
 

@@ -24,6 +24,7 @@ from amips.integrations.conditions import (
     moment_of,
     one_of,
     plain_value,
+    shallow,
 )
 
 _COLUMNS: dict[str, Field] = {"id": Column("id"), "content": Column("text")}
@@ -47,6 +48,7 @@ def condition_of(filters: dict[str, Any] | None) -> Condition | None:
         raise FilterError(str(problem)) from None
 
 
+@shallow
 def _condition(filters: Any) -> Condition:
     if not isinstance(filters, dict):
         raise FilterError(f"a filter is a {type(filters).__name__}: expected a dict")

@@ -41,7 +41,7 @@ class AmipsVectorStore(VectorStore):
         embedding: what makes vectors of texts.
         path: the directory of the store, made if it is not there; None keeps it in memory.
         similarity: "cosine", or "dot" for encoders that are made for inner products.
-        log: a file .fvecs in which queries are recorded, for `fit`; None records nothing.
+        log: a file .npy or .fvecs in which queries are recorded, for `fit`; None records nothing.
         log_size: the newest queries that it keeps, at least.
     """
 
@@ -288,7 +288,9 @@ class AmipsVectorStore(VectorStore):
         return self.documents.search(vector, k, condition_of(filter), vectors=vectors, recall=recall)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        # Of vectors at norm 1 scores are cosines; what is turned away from a query is not relevant at all.
+        if self.documents.similarity == "dot":  # which has no bounds: 0.5 for 0, and never the same for two
+            return lambda score: 0.5 + 0.5 * score / (1 + abs(score))
+        # Scores are cosines; what is turned away from a query is not relevant at all.
         return lambda score: min(1.0, max(0.0, score))
 
 

@@ -24,6 +24,7 @@ from amips.integrations.conditions import (
     equal,
     one_of,
     scalar,
+    shallow,
 )
 
 Filter = dict[str, Any]
@@ -34,7 +35,7 @@ _FIELD_OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
     "$ne": lambda field, value: Not(equal(field, value)),
     "$in": lambda field, value: one_of(field, _listed(value)),
     "$nin": lambda field, value: Not(one_of(field, _listed(value))),
-    "$exists": lambda field, value: Exists(field) if value else Not(Exists(field)),
+    "$exists": lambda field, value: Exists(field) if _flag(value) else Not(Exists(field)),
     "$between": lambda field, value: _between(field, *value),
     "$contains": lambda field, value: Has(field, scalar(value)),
     "$like": lambda field, value: Matches(field, _text(value), like=True),
@@ -42,6 +43,7 @@ _FIELD_OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
 }
 
 
+@shallow
 def condition_of(filter: Filter | None) -> Condition | None:
     """A filter as a condition; None of none."""
     if filter is None:
@@ -61,7 +63,7 @@ def condition_of(filter: Filter | None) -> Condition | None:
             parts.append(Not(condition_of(value) or All(())))
         elif name.startswith("$"):
             raise AmipsError(f"filter: {name} is not an operator of filters: expected $and, $or, $not")
-        elif isinstance(value, dict) and value and all(str(one).startswith("$") for one in value):
+        elif isinstance(value, dict) and any(str(one).startswith("$") for one in value):
             parts += [_operation(name, operator, operand) for operator, operand in value.items()]
         else:
             parts.append(equal(name, value))
@@ -82,6 +84,12 @@ def _operation(field: str, operator: str, value: Any) -> Condition:
 
 def _listed(value: Any) -> Any:
     if isinstance(value, str | dict):  # which would be taken apart
+        raise TypeError
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
         raise TypeError
     return value
 

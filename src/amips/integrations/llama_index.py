@@ -31,6 +31,7 @@ from amips.integrations.conditions import (
     equal,
     one_of,
     scalar,
+    shallow,
 )
 from amips.integrations.diversity import diverse
 from amips.integrations.document_index import DocumentIndex, Similarity
@@ -66,7 +67,7 @@ class AmipsVectorStore(BasePydanticVectorStore):
     Args:
         path: the directory of the store, made if it is not there; None keeps it in memory.
         similarity: "cosine", or "dot" for encoders that are made for inner products.
-        log: a file .fvecs in which queries are recorded, for `fit`; None records nothing.
+        log: a file .npy or .fvecs in which queries are recorded, for `fit`; None records nothing.
         log_size: the newest queries that it keeps, at least.
     """
 
@@ -230,6 +231,7 @@ class AmipsVectorStore(BasePydanticVectorStore):
         return await asyncio.to_thread(self.query, query, **kwargs)
 
 
+@shallow
 def condition_of(filters: MetadataFilters | None) -> Condition | None:
     """Metadata filters, of which some may be within others, as a condition."""
     if filters is None or not filters.filters:

@@ -6,6 +6,7 @@ neighbors = AmipsNeighbors(n_neighbors=10).fit(X, queries=Q)
 distances, rows = neighbors.kneighbors(x)
 """
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,16 @@ from amips.arguments import check_choice, check_whole
 from amips.errors import AmipsError
 from amips.extras import needs_extra
 from amips.fitting import fit
-from amips.integrations.exact_keys import ExactKeys
+from amips.integrations.exact_keys import LEAST, ExactKeys
 from amips.vectors import Floats, inspect, open_vectors, unit_rows
 
 with needs_extra("amips.integrations.sklearn", "sklearn", "sklearn"):
     from scipy.sparse import csr_matrix
     from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
 
 METRICS = ("inner_product", "cosine")
-LEAST = 100  # rows: with fewer, all are scored as fast as any are found
 
 
 class AmipsNeighbors(BaseEstimator):  # type: ignore[misc]
@@ -41,7 +42,7 @@ class AmipsNeighbors(BaseEstimator):  # type: ignore[misc]
         metric: "inner_product", or "cosine", for which rows and queries are brought to norm 1.
         recall: the share of the true nearest that `fit(X, queries=Q)` is to find at least cost.
         minutes: how long that may take.
-        random_state: the seed of that, a whole number.
+        random_state: the seed of that: a whole number, one of numpy's `RandomState`, or None for any.
 
     Attributes:
         index_: the `amips.search.Index`; None where all rows are scored.
@@ -56,7 +57,7 @@ class AmipsNeighbors(BaseEstimator):  # type: ignore[misc]
         metric: str = "inner_product",
         recall: float = 0.95,
         minutes: float = 5.0,
-        random_state: int = 0,
+        random_state: Any = 0,
     ) -> None:
         self.n_neighbors = n_neighbors
         self.metric = metric
@@ -64,14 +65,17 @@ class AmipsNeighbors(BaseEstimator):  # type: ignore[misc]
         self.minutes = minutes
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None, *, queries: Any = None) -> "AmipsNeighbors":
+    def fit(self, X: Any, y: Any = None, queries: Any = None) -> "AmipsNeighbors":
         """Take in the rows X [n, d], and learn from queries [m, d] where they are looked for.
 
         Args:
             X: an array or a data frame.
-            y: nothing is done with it; scikit-learn's pipelines give one.
+            y: nothing is done with it, as scikit-learn's pipelines give one; but a table of several columns
+                is taken for queries: `fit(X, Q)`.
             queries: an array or a file. Behind a transformer of a pipeline give them transformed.
         """
+        if queries is None and np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            queries = y
         check_choice("metric", self.metric, METRICS)
         rows = self._prepared(validate_data(self, X, dtype=np.float32, order="C"))
         inspect(open_vectors(rows, "X"), zero="keep")
@@ -83,7 +87,7 @@ class AmipsNeighbors(BaseEstimator):  # type: ignore[misc]
                     f"{len(rows)} rows are all scored as fast as any are found: leave queries out"
                 )
             asked = self._prepared(open_vectors(queries, "queries").load())
-            options: Any = {"recall": self.recall, "minutes": self.minutes, "seed": self.random_state}
+            options: Any = {"recall": self.recall, "minutes": self.minutes, "seed": self._seed()}
             self.index_ = fit(rows, asked, quiet=True, **options)
         self._exact = ExactKeys()
         self._exact.replace(np.arange(len(rows)), rows)
@@ -134,6 +138,11 @@ class AmipsNeighbors(BaseEstimator):  # type: ignore[misc]
         if len(few):
             scores[few], ids[few] = self._exact.search(x[few], k)
         return scores, ids
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _prepared(self, rows: Floats) -> Floats:
         return unit_rows(rows)[0] if self.metric == "cosine" else rows

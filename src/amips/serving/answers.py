@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,8 +22,20 @@ log = logging.getLogger("amips.serving")
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A value as JSON."""
-    return Response(json.dumps(value), status, headers, "application/json")
+    """A value as JSON; null in the place of numbers that are not finite, which JSON does not have."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value))
+    return Response(text, status, headers, "application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def timed(answer: Response, search: float, wait: float) -> Response:
@@ -42,8 +56,8 @@ def results_json(scores: Floats, ids: NDArray[Any], missing: Floats | None = Non
     return b'{"scores": [%b], "ids": [%b]%b}' % (score_rows, id_rows, more)
 
 
-def failure(problem: Exception) -> Response:
-    """The answer to a request that failed."""
+def failure(problem: Exception, bundle: Path | None = None) -> Response:
+    """The answer to a request that failed; of the path of the bundle it says the name alone."""
     if isinstance(problem, HTTPException):
         headers = dict(problem.headers or {})
         words = {404: "there is nothing here: see /openapi.json", 405: "another method is needed here"}
@@ -53,6 +67,10 @@ def failure(problem: Exception) -> Response:
         answer = refusal(problem)
         # The body may not have been read to its end: no other request can follow it.
         closing = {"connection": "close"} if answer.status in (401, 403, 413, 415) else {}
-        return json_answer({"error": str(answer)}, answer.status, {**answer.headers, **closing})
+        text = str(answer)
+        if bundle is not None:
+            for path in {str(bundle.resolve()), str(bundle.absolute())}:
+                text = text.replace(path, bundle.absolute().name)
+        return json_answer({"error": text}, answer.status, {**answer.headers, **closing})
     log.error("defect", exc_info=problem)
     return json_answer({"error": "a defect of amips: it is in the log of the service"}, BROKEN)

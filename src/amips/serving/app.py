@@ -30,6 +30,7 @@ from amips.serving.requests import (
     content_type,
     explain_request,
     search_request,
+    wants_raw,
 )
 from amips.serving.security import Tokens, check_host
 from amips.serving.service import Service
@@ -45,12 +46,15 @@ CHANGES = {
 }
 WRITE = {*CHANGES, "/reload"}
 MOST_REQUESTS = 4096  # at a time
+MOST_RESULTS = 1 << 22  # that are being searched, written and sent; one request alone may have more
 IDENTITY = b"identity"
 GONE = 499  # status in the log: the client left
 
 Answering = Callable[[Request], Awaitable[Response]]
 
 TASK = "amips.task"  # of a scope: what answers the request
+OVERLOADED = "amips.overloaded"  # of a scope: there are as many connections as there may be
+RESULTS = "amips.results"  # of a scope: how many it asks for
 AT_ONCE = "amips.at_once"  # of a scope: writes (status, headers, body) in one piece; False if it cannot
 
 log = logging.getLogger("amips.serving")
@@ -87,7 +91,7 @@ class Application:
         self.service, self._tokens, self._requests_log = service, tokens or Tokens(), requests_log
         self._check_host = local and self._tokens.read is None
         self._bodies, self._aside = Bodies(service.limits.body), Aside()
-        self._requests = 0
+        self._requests = self._results = 0
         get: dict[str, Answering] = {
             "/": self._page,
             "/health": self._health,
@@ -148,20 +152,23 @@ class Application:
         except Exception as problem:
             if status:  # the answer has begun: the connection is closed
                 raise
-            await failure(problem)(scope, receive, note_status)
+            await failure(problem, self.service.path)(scope, receive, note_status)
         finally:
             self._requests -= 1
+            self._results -= scope.pop(RESULTS, 0)
             self._note(scope, status or GONE, time.perf_counter() - start)
 
     def _check(self, scope: Scope) -> None:
         path = scope["path"]
-        if self._requests > MOST_REQUESTS:
-            raise busy("too many requests at a time: try again later")
         if path in OPEN:
             return
+        if self._requests > MOST_REQUESTS or OVERLOADED in scope:
+            raise busy("too many requests at a time: try again later")
         headers = dict(scope["headers"])
         if self._check_host:
             check_host(headers.get(b"host", b""))
+            if b"origin" in headers:  # a page in a browser says whose it is
+                check_host(headers[b"origin"].partition(b"://")[2])
         self._tokens.check(headers.get(b"authorization", b""), write=path in WRITE)
         if path not in self._calls:
             raise HTTPException(404)
@@ -183,6 +190,19 @@ class Application:
         if self.service.index is None:
             raise busy("the index is being loaded: try again later")
 
+    def note_unread(self, status: int) -> None:
+        """Count what was no whole request, and was answered without being read."""
+        self.service.counters.requests.labels("other", str(status)).inc()
+        if self._requests_log is not None:
+            self._requests_log.note({"method": None, "path": "other", "status": status, "ms": None})
+
+    def _count_results(self, scope: Scope, results: int) -> None:
+        """Count them until the request ends; `Refused` if they are too many beside those of others."""
+        if self._results and self._results + results > MOST_RESULTS:
+            raise busy("too many results are asked for at a time: try again later, or ask for fewer")
+        self._results += results
+        scope[RESULTS] = results
+
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self._calls else "other"
         self.service.counters.note_request(path, status, seconds)
@@ -198,7 +218,9 @@ class Application:
         return page()
 
     async def _info(self, _: Request) -> Response:
-        return json_answer(self.service.info)
+        info = self.service.info
+        may_change = info["changes"] and self._tokens.write is not None
+        return json_answer({**info, "changes": may_change})
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.service.metrics(), media_type=CONTENT_TYPE)
@@ -219,10 +241,11 @@ class Application:
                     partial(search_request, body, kind, address, index.d, limits, keys)
                 )
             request.scope["amips"] = {"rows": len(wanted.x), "k": wanted.options.k}
+            self._count_results(request.scope, len(wanted.x) * wanted.options.k)
             start = time.perf_counter()
             scores, ids, seconds, missing = await self.service.search(wanted)
         wait = time.perf_counter() - start - seconds
-        if request.headers.get("accept") == RAW and ids.dtype.kind == "i" and not wanted.partial:
+        if wants_raw(request.headers) and ids.dtype.kind == "i" and not wanted.partial:
             rows = np.ascontiguousarray(scores, "<f4").tobytes() + np.ascontiguousarray(ids, "<i8").tobytes()
             return timed(Response(rows, media_type=RAW), seconds, wait)
         if wanted.partial and missing is None:  # of an index in one piece

@@ -128,7 +128,12 @@ class Batcher:
         try:
             while self._groups:
                 if batch := self._take():
-                    await self._run(batch)
+                    try:
+                        await self._run(batch)
+                    except Exception as problem:  # others wait behind this batch
+                        for request in batch:
+                            if not request.answer.done():
+                                request.answer.set_exception(problem)
         finally:
             self._draining = None
 
@@ -150,10 +155,10 @@ class Batcher:
         return batch
 
     async def _run(self, batch: list[_Request]) -> None:
-        x = batch[0].x if len(batch) == 1 else np.concatenate([request.x for request in batch])
         start = time.perf_counter()
         loop = asyncio.get_running_loop()
         try:
+            x = batch[0].x if len(batch) == 1 else np.concatenate([request.x for request in batch])
             results = await loop.run_in_executor(self._thread, self._search, x, batch[0].options)
         except Exception as problem:
             # Options are those of all; what depends on one request, or on how many there are, is not.

@@ -79,10 +79,20 @@ class Plane:
         return places
 
 
-class Explainer:
-    """Explains searches, one at a time; what an index needs for it is made once."""
+def store_of(index: Any) -> Any:
+    """The store of an index, of which an explainer makes things; None of one that has none of amips."""
+    return plain_index(index.snapshot).store if isinstance(index, Index) else None
 
-    def __init__(self) -> None:
+
+class Explainer:
+    """Explains searches, one at a time; what an index needs for it is made once.
+
+    Args:
+        store: as of `store_of`: with another one, take another explainer, or this one holds both in memory.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
         self._plane: Plane | None = None
         self._plain: PlainIvf | None = None
         self._making: threading.Thread | None = None

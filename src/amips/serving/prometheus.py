@@ -87,7 +87,7 @@ class Counters:
     def close(self) -> None:
         """What this process has at the moment is nothing any more: it ends."""
         if DIRECTORY in os.environ:
-            mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
+            forget_process(os.getpid())
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
@@ -96,3 +96,8 @@ class Counters:
             MultiProcessCollector(everyone)  # type: ignore[no-untyped-call]
             return generate_latest(everyone)
         return generate_latest(self._registry)
+
+
+def forget_process(pid: int | None) -> None:
+    """What a process had at the moment is nothing any more; what it counted stays."""
+    mark_process_dead(pid)  # type: ignore[no-untyped-call]

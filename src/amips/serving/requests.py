@@ -1,5 +1,6 @@
 """What a client sent, read within limits and checked: every defect is one line, and ends here."""
 
+from base64 import b64decode
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -191,7 +192,7 @@ def ask_request(body: bytes, kind: str, limits: Limits) -> tuple[str, dict[str, 
     if kind != JSON:
         raise Refused(WRONG_TYPE, f"content type {kind[:60]!r}: expected {JSON}")
     values = json_object(body, {"question", "k", "recall", "probes", "best_effort"})
-    question = text("question", _missing("question", values.pop("question", None)), LONGEST_QUESTION)
+    question = _question(_missing("question", values.pop("question", None)))
     return question, _options({"k": 5, **values}, limits).arguments
 
 
@@ -208,7 +209,7 @@ def explain_request(
     options = _options({"k": 10, **values}, limits).arguments
     check_whole("k", options["k"], 1, MOST_EXPLAINED)
     if question is not None:
-        return text("question", question, LONGEST_QUESTION), None, options
+        return _question(question), None, options
     x, _ = checked_queries(query, d, None)
     if len(x) != 1:
         raise Refused(BAD_REQUEST, f"{len(x):,} queries: one at a time is explained")
@@ -222,6 +223,13 @@ def text(name: str, value: Any, longest: int) -> str:
     if len(value) > longest:
         raise AmipsError(f"{name} of {len(value):,} characters: expected at most {longest:,}")
     return _encodable(name, value)
+
+
+def _question(value: Any) -> str:
+    question = text("question", value, LONGEST_QUESTION)
+    if not question.strip():
+        raise AmipsError("the question is empty")
+    return question
 
 
 def key_ids(name: str, value: Any) -> NDArray[Any]:
@@ -240,10 +248,33 @@ def key_ids(name: str, value: Any) -> NDArray[Any]:
 
 
 def chosen_keys(value: Any) -> NDArray[Any]:
-    """A filter: a list of ids, or of one truth value for each key."""
+    """A filter: a list of ids, or of one truth value for each key, or the bits of these: {"n", "bits"}."""
+    if isinstance(value, dict) and value.keys() == {"n", "bits"}:
+        return _mask(value["n"], value["bits"])
     if isinstance(value, list) and value and all(isinstance(one, bool) for one in value):
         return np.array(value, np.bool_)
     return key_ids("filter", value)
+
+
+def _mask(n: Any, bits: Any) -> NDArray[np.bool_]:
+    """A mask of n keys in base64, the first key in the highest bit of the first byte."""
+    check_whole("filter: n", n, 1)
+    try:
+        packed = np.frombuffer(b64decode(bits, validate=True), np.uint8)
+    except (TypeError, ValueError):
+        raise Refused(BAD_REQUEST, "filter: bits are not text in base64") from None
+    if len(packed) != -(-n // 8):
+        raise Refused(BAD_REQUEST, f"filter: {len(packed):,} bytes of bits for n={n:,} keys: expected n / 8")
+    return np.unpackbits(packed, count=n).view(np.bool_)
+
+
+def wants_raw(headers: Mapping[str, str]) -> bool:
+    """Whether a client takes bytes rather than JSON: of what it accepts, what it names first counts."""
+    accepted = headers.get("accept", "")
+    if accepted == RAW:
+        return True
+    kinds = [one.partition(";")[0].strip().lower() for one in accepted.split(",")]
+    return next((kind == RAW for kind in kinds if kind in (RAW, JSON, "*/*", "application/*")), False)
 
 
 def content_type(headers: Mapping[str, str]) -> str:

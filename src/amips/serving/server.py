@@ -15,15 +15,15 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from amips.errors import AmipsError
-from amips.serving.app import AT_ONCE, Application, give_up
+from amips.serving.app import Application
+from amips.serving.connections import ClientProtocol
+from amips.serving.index_kinds import check_place
 from amips.serving.limits import Settings
 from amips.serving.logs import RequestLog, log_as_json
-from amips.serving.opening import check_place
-from amips.serving.prometheus import DIRECTORY
+from amips.serving.prometheus import DIRECTORY, forget_process
 from amips.serving.security import read_tokens
 from amips.serving.service import Service
 
@@ -32,101 +32,11 @@ DRAIN = 30  # seconds in which requests that are under way end
 ANSWERING = 30  # seconds in which a worker must say that it lives, also while it loads the bundle
 MOST_CONNECTIONS = 8192
 SPARE_FILES = 128  # that are open beside connections
-MOST_HEAD = 1 << 16  # bytes of the head of a request
 BACKLOG = 1024  # connections that the system keeps until they are taken
 YOUNG = 10_000  # objects beyond those that were freed, after which Python looks for cycles among the newest
-SHORT = 1 << 16  # bytes of an answer that is copied, to be written with its head
 SWITCH = 0.0002  # seconds after which one thread, of those that search and read, lets the other go on
-_LATE = b'{"error": "the request did not come in time"}'
-LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
-LATE += b"content-length: %d\r\n\r\n%b" % (len(_LATE), _LATE)
-
-_LONG = b'{"error": "the head of the request is too long"}'
-LONG = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-)
-LONG += b"content-length: %d\r\n\r\n%b" % (len(_LONG), _LONG)
 
 log = logging.getLogger("amips.serving")
-
-
-class ClientProtocol(HttpToolsProtocol):
-    """HTTP for clients that must send their request within some seconds, and may leave before its answer."""
-
-    def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.seconds = seconds
-        self._head: int | None = 0  # bytes of a head that is not complete; None between heads
-
-    def data_received(self, data: bytes) -> None:
-        """More of a request; the parser itself takes heads of any length."""
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
-        if self._head is not None:
-            self._head += len(data)
-            if self._head > MOST_HEAD and not self.transport.is_closing():
-                self.transport.write(LONG)
-                self.transport.close()
-
-    def on_headers_complete(self) -> None:
-        """The head is there."""
-        self._head = None
-        super().on_headers_complete()
-
-    def connection_made(self, transport: Any) -> None:
-        """A client has come, and has not said anything yet."""
-        super().connection_made(transport)
-        self._due = self.loop.call_later(self.seconds, self._late)
-
-    def on_message_begin(self) -> None:
-        """The first bytes of a request are there."""
-        super().on_message_begin()
-        self._head = 0
-        self._due.cancel()
-        self._due = self.loop.call_later(self.seconds, self._late)
-
-    def on_message_complete(self) -> None:
-        """The last ones are."""
-        self._due.cancel()
-        super().on_message_complete()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """The request is answered as if it had not asked for another protocol: nothing to tell anyone."""
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        cycle.scope[AT_ONCE] = partial(write_at_once, cycle)
-        super()._start_asgi_task(cycle, app)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone: what it waits for is given up, without a task that watches for this."""
-        self._due.cancel()
-        super().connection_lost(exc)
-        if self.cycle is not None and self.cycle.disconnected:
-            give_up(self.cycle.scope)
-
-    def _late(self) -> None:
-        if not self.transport.is_closing():
-            if self.cycle is None or not self.cycle.response_started:
-                self.transport.write(LATE)
-            self.transport.close()
-
-
-def write_at_once(cycle: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
-    """Write an answer, head and body in one call of the system; False if uvicorn has to do it, in two.
-
-    Two calls took a quarter of the time of a short request, and the client's time to read twice.
-    """
-    usual = cycle.keep_alive and not cycle.disconnected and not cycle.flow.write_paused
-    if not usual or len(body) > SHORT or cycle.scope["method"] == "HEAD" or cycle.response_started:
-        return False
-    lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
-    cycle.response_started = cycle.response_complete = True
-    cycle.waiting_for_100_continue = False
-    cycle.transport.write(b"".join((STATUS_LINE[status], *lines, b"\r\n", body)))
-    cycle.message_event.set()
-    cycle.on_response()
-    return True
 
 
 def serve(settings: Settings, announce: Callable[[str], None], service: Service | None = None) -> None:
@@ -187,6 +97,13 @@ class Workers(Multiprocess):
 
     uvicorn would start others in their place, and close connections on which a request may be on its way.
     """
+
+    def keep_subprocess_alive(self) -> None:
+        """Start others in the place of those that have died, whose gauges do not count any more."""
+        before = {process.pid for process in self.processes}
+        super().keep_subprocess_alive()
+        for pid in before - {process.pid for process in self.processes}:
+            forget_process(pid)
 
     def handle_hup(self) -> None:
         """Pass SIGHUP on to those that have started: others load what is newest, and would be ended by it."""

@@ -18,13 +18,14 @@ from amips.errors import AmipsError
 from amips.routers import masses
 from amips.search import TEXT_MANIFEST, Index, Searcher, bundle_stamp, plain_index, split_norms
 from amips.serving.batching import Answer, Batcher, Results
-from amips.serving.explanations import Explainer
+from amips.serving.explanations import Explainer, store_of
+from amips.serving.index_kinds import check_options, index_facts, open_place
 from amips.serving.limits import Limits, Settings
-from amips.serving.opening import index_facts, open_place
 from amips.serving.prometheus import Counters
-from amips.serving.refusals import BAD_REQUEST, BUSY, CONFLICT, NOT_FOUND, Refused, busy
+from amips.serving.questions import Questions
+from amips.serving.refusals import BUSY, CONFLICT, NOT_FOUND, Refused, busy
 from amips.serving.requests import ChangeRequest, Options, SearchRequest
-from amips.sharding import EFFORT, UNCHANGED, ShardedIndex, share_missing
+from amips.sharding import UNCHANGED, ShardedIndex, share_missing
 from amips.text import Answer as AskAnswer
 from amips.text import Asker
 from amips.vectors import Floats
@@ -32,11 +33,11 @@ from amips.version import __version__
 
 Result = TypeVar("Result")
 
-SAMPLE_SECONDS = 1.0  # between two queries whose cost is looked at
+SAMPLE_SECONDS = 1.0  # between two queries whose cost is looked at, and two looks at what waits
 DRIFT_SECONDS = 60.0  # between two looks at drift
-MOST_ASKS, MOST_CHANGES = 32, 32  # that may wait
+MOST_CHANGES = 32  # that may wait
 MOST_EXPLANATIONS = 1  # at a time: each scores every key
-KINDS = ("changes", "questions", "explanations")  # of what is done beside searches, each in its own thread
+KINDS = ("changes", "explanations")  # of what is done beside searches, each in its own thread
 
 log = logging.getLogger("amips.serving")
 
@@ -75,8 +76,9 @@ class Service:
         self._batcher = Batcher(
             self._search, self.limits.queue, together=batching, observe=self.counters.note_batch
         )
-        self._explainer = Explainer()
-        # One change or reload after the other; so with questions, and with explanations.
+        self._questions = Questions(self._can_ask, together=batching)
+        self._explainer = Explainer(None)
+        # One change or reload after the other; so with explanations.
         self._threads_of = {kind: ThreadPoolExecutor(1, f"amips-{kind}") for kind in KINDS}
         self._waiting = dict.fromkeys(KINDS, 0)
         self._watching: asyncio.Task[None] | None = None
@@ -112,6 +114,7 @@ class Service:
         before, self.index, self._asker, self._stamp = self.index, index, asker, stamp
         if isinstance(before, Index):
             before.close()
+        self.counters.loaded.set(time.time())
         self._note_index()
 
     async def start(self) -> None:
@@ -125,6 +128,7 @@ class Service:
         if self._watching is not None:
             self._watching.cancel()
         await self._batcher.close()
+        await self._questions.close()
         for thread in self._threads_of.values():
             await asyncio.to_thread(thread.shutdown)
         if isinstance(self.index, Index):
@@ -141,6 +145,7 @@ class Service:
 
     def _search(self, x: Floats, options: Options) -> Results:
         index = self.index
+        check_options(index, options.arguments)
         if isinstance(index, ShardedIndex):
             return self._search_shards(index, x, options)
         answer = self._search_rows(index, x, options)
@@ -153,13 +158,13 @@ class Service:
 
     def _search_rows(self, index: Any, x: Floats, options: Options) -> Results:
         threads = {} if len(x) == 1 else self._threads
-        answer: Results = index.search(x, **options.arguments, **threads)
-        return answer
+        scores, ids = index.search(x, **options.arguments, **threads)
+        if not isinstance(index, Index) and ids.dtype.kind == "i":  # FAISS has its largest float there
+            scores = np.where(ids == -1, np.float32(-np.inf), scores)
+        return scores, ids
 
     def _search_shards(self, index: ShardedIndex, x: Floats, options: Options) -> Results:
         """As of any index, with the share of each query's top keys that lies in shards which are silent."""
-        if others := options.arguments.keys() - EFFORT - {"k"}:
-            raise Refused(BAD_REQUEST, f"{min(others)}: this index is in shards, which cannot have that")
         with limit_threads(self._threads.get("threads")):
             answer = index.ask(x, **options.arguments)
         return answer.scores, answer.ids, answer.missing
@@ -175,8 +180,7 @@ class Service:
 
     async def ask(self, question: str, options: dict[str, Any]) -> AskAnswer:
         """The texts that answer a question in words."""
-        call = partial(self._can_ask().ask, question, **options)
-        return await self._in_turn("questions", MOST_ASKS, call, self.limits.seconds)
+        return await self._questions.ask(question, options, self.limits.seconds)
 
     def _can_ask(self) -> Asker:
         """What answers questions; `Refused` if nothing does."""
@@ -189,9 +193,9 @@ class Service:
     async def explain(self, question: str | None, x: Floats | None, options: dict[str, Any]) -> Any:
         """How one query is answered, beside other ways; refused while another is explained."""
         asker = self._asker if isinstance(self._asker, Asker) else None
+        check_options(self.index, options)
         if x is None:
-            encode = partial(self._can_ask().encoded, question or "")
-            x = await self._in_turn("questions", MOST_ASKS, encode, self.limits.seconds)
+            x = await self._questions.encode(question or "", self.limits.seconds)
         call = partial(self._explainer.explain, self.index, x, options, asker)
         return await self._in_turn("explanations", MOST_EXPLANATIONS, call, self.limits.seconds)
 
@@ -226,6 +230,8 @@ class Service:
     def _reload(self) -> bool:
         if self.path is not None and isinstance(self.index, Index) and _stamp(self.path) == self._stamp:
             changed = self.index.refresh()
+            if changed:
+                self.counters.loaded.set(time.time())
             self._note_index()
             return changed
         self.open()
@@ -298,16 +304,27 @@ class Service:
             log.warning("shard %d is not served: %s", shard, reason)
         self.counters.absent.set(len(absent))
         self.counters.keys.set(self.index.n)
-        self.counters.loaded.set(time.time())
+        store = store_of(self.index)
+        if self._explainer.store is not store:  # what was made of another one is not kept in memory
+            self._explainer = Explainer(store)
 
     async def _watch(self) -> None:
-        """Look at drift now and then."""
+        """Note what waits, and look at drift now and then; whatever goes wrong, the next time comes."""
+        next_drift = time.monotonic() + DRIFT_SECONDS
         while True:
-            await asyncio.sleep(DRIFT_SECONDS)
-            if isinstance(self.index, Index):
-                with suppress(AmipsError):  # no sample of the log, or too few queries yet
-                    self.counters.drift_p.set((await asyncio.to_thread(self.index.drift)).p)
-                self.counters.adapted.set(self.index.adaptation is not None)
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self.counters.waiting.set(self._batcher.rows)  # here: with workers, who is asked adds them up
+            if isinstance(self.index, Index) and time.monotonic() >= next_drift:
+                next_drift = time.monotonic() + DRIFT_SECONDS
+                try:
+                    await self._look_at_drift(self.index)
+                except Exception:
+                    log.exception("drift is not known")
+
+    async def _look_at_drift(self, index: Index) -> None:
+        with suppress(AmipsError):  # no sample of the log, or too few queries yet
+            self.counters.drift_p.set((await asyncio.to_thread(index.drift)).p)
+        self.counters.adapted.set(index.adaptation is not None)
 
 
 def _open_asker(bundle: Path, encoder: str | None, trusted: Any, index: Any) -> Asker | None:

@@ -4,6 +4,7 @@ A bundle that can be asked carries the texts of its keys and the name of the enc
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -169,21 +170,28 @@ class Asker:
 
         With `best_effort`, a recall that cannot be had is a warning instead of an error.
         """
+        effort: dict[str, Any] = {"recall": recall, "probes": probes, "best_effort": best_effort}
+        return self.ask_many([question], k, **effort)[0]
+
+    def ask_many(self, questions: Sequence[str], k: int = 5, **effort: Any) -> list[Answer]:
+        """As `ask`, of several questions, which are encoded and searched for together."""
         k = checked_k(k)
-        x = self.encoded(question)
+        x = self.encoded_many(questions)
         plain = with_facts(self.index.snapshot, labels=None)  # rows, not labels: rows are what texts have
         if plain.n != len(self.texts):
             raise BundleError(f"{self.path} has keys that were added without texts: search it by vectors")
-        wanted = max(k, TOP) if probes is None else k  # recall is known of so many top keys
-        effort: dict[str, Any] = {"recall": recall, "probes": probes, "best_effort": best_effort}
+        wanted = max(k, TOP) if effort.get("probes") is None else k  # recall is known of so many top keys
         scores, ids = plain.search(x, wanted, **effort)
-        hits = [
-            Hit(float(score), self.texts[int(row)])
-            for score, row in zip(scores[0, :k], ids[0, :k], strict=True)
-            if row >= 0
-        ]
         cost = plain.cost(x, wanted, **effort)
-        return Answer(question, hits, int(cost.probed[0]), int(cost.scanned[0]), self.index.n)
+        answers = []
+        for i, question in enumerate(questions):
+            hits = [
+                Hit(float(score), self.texts[int(row)])
+                for score, row in zip(scores[i, :k], ids[i, :k], strict=True)
+                if row >= 0
+            ]
+            answers.append(Answer(question, hits, int(cost.probed[i]), int(cost.scanned[i]), self.index.n))
+        return answers
 
     def compare(self, question: str, k: int = 5) -> list[RouterEffort]:
         """How many probes centroid and learned routing need until they have seen the true k best keys."""
@@ -205,9 +213,13 @@ class Asker:
 
     def encoded(self, question: str) -> Floats:
         """The vector of a question, [1, d]."""
-        if not question.strip():
+        return self.encoded_many([question])
+
+    def encoded_many(self, questions: Sequence[str]) -> Floats:
+        """The vectors of questions, [m, d]."""
+        if not all(question.strip() for question in questions):
             raise AmipsError("the question is empty")
-        return self.encoder.encode([question])
+        return self.encoder.encode(list(questions))
 
 
 def _effort(searcher: Searcher, x: Floats, best: NDArray[np.integer[Any]]) -> RouterEffort:

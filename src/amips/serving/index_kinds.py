@@ -1,11 +1,15 @@
-"""What a service opens: a bundle, or a directory of shards."""
+"""What a service can serve: a bundle, a directory of shards, another object with a `search`."""
 
+import inspect
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from amips.errors import BundleError
 from amips.search import Index, load, read_bundle
 from amips.serving.limits import Settings
-from amips.sharding import ShardedIndex, is_sharded, load_shards, refuse_options
+from amips.serving.refusals import BAD_REQUEST, Refused
+from amips.sharding import EFFORT, ShardedIndex, is_sharded, load_shards, refuse_options
 
 
 def check_place(settings: Settings) -> None:
@@ -23,6 +27,25 @@ def open_place(settings: Settings) -> Any:
     if settings.partial:
         raise BundleError(f"--partial is of shards; {settings.bundle} is not in shards: leave it out")
     return load(settings.bundle, mmap=settings.mmap, **options)
+
+
+def check_options(index: Any, options: Iterable[str]) -> None:
+    """`Refused` if an option of a request is none that this index can have."""
+    if isinstance(index, ShardedIndex):
+        known: frozenset[str] | None = frozenset(EFFORT)
+    else:
+        known = _arguments(index.__class__)
+    if known is not None and (others := set(options) - known - {"k"}):
+        kind = "is in shards, which" if isinstance(index, ShardedIndex) else f"({type(index).__name__})"
+        raise Refused(BAD_REQUEST, f"{min(others)}: this index {kind} cannot have that")
+
+
+@lru_cache(16)
+def _arguments(kind: type) -> frozenset[str] | None:
+    """Of the `search` of a class; None if it takes any."""
+    parameters = inspect.signature(kind.search).parameters  # type: ignore[attr-defined]
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return None if takes_any else frozenset(parameters)
 
 
 def index_facts(index: Any) -> dict[str, Any]:
