@@ -158,8 +158,8 @@ def test_the_order_of_keys_is_that_of_their_changes(task, world, tmp_path, stora
     index.update([1005], -world[0][5:6])
     index.add(world[0][20:21], ids=[1020])  # as it was
     index.add(world[0][3:4], ids=[2**63 - 1])
-    stayed = np.delete(np.arange(N) + 1000, [5, 10, 20]).tolist()
-    expected = [*stayed, 10**6, 7, 1005, 1020, 2**63 - 1]
+    stayed = np.delete(np.arange(N) + 1000, [10, 20]).tolist()
+    expected = [*stayed, 10**6, 7, 1020, 2**63 - 1]
     index.rollback()
     for one in (index, amips.load(tmp_path / "b")):
         assert one.labels.tolist() == expected

@@ -2,7 +2,7 @@
 
     add      keys [m, d], ids [m] or nothing, first and second cells [m] of an index of cells
     remove   numbers [m]
-    update   numbers [m] of the keys that go, and keys, ids and cells of those that come in their place
+    update   numbers [m] of the keys that go, and keys [m, d], ids and cells of those that come in their place
     attributes   of all keys, in the place of those that there were
 
 Of keys that are added there may be attributes: streams of Arrow IPC (`amips.search.attributes`) as uint8 [b].
@@ -24,6 +24,7 @@ from amips.search.attributes import Attributes
 from amips.search.changes import Change
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.key_ids import next_id
+from amips.search.key_order import live_numbers, places_with
 from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index, with_facts
 from amips.search.searcher import Searcher
 from amips.vectors import inspect, open_vectors
@@ -78,7 +79,12 @@ def _with(index: Snapshot, arrays: dict[str, NDArray[Any]]) -> Searcher | GraphS
     alive = None if plain.alive is None else plain.alive.followed_by(m)
     labels = labels_with(plain.labels, plain.n, arrays.get("ids"), m)
     attributes = _more_attributes(plain.attributes, m, arrays.get("attributes"))
-    changed: dict[str, Any] = {"alive": alive, "labels": labels, "fingerprint": "", "attributes": attributes}
+    replaced = arrays.get("numbers")
+    if replaced is not None and len(replaced) != m:
+        raise BundleError("a change puts keys in the place of more, or of fewer")
+    order = places_with(plain, m, replaced)
+    changed: dict[str, Any] = {"alive": alive, "labels": labels, "attributes": attributes, "order": order}
+    changed["fingerprint"] = ""
     if isinstance(plain, GraphSearcher):
         return replace(plain, store=plain.store.with_added(keys), **changed)
     store = own_cells(plain)
@@ -136,21 +142,19 @@ def labels_with(labels: NDArray[Any] | None, n: int, ids: NDArray[Any] | None, m
 
 
 def compacted(index: Snapshot) -> Snapshot:
-    """The same keys without those that were removed, numbered anew, in one store."""
+    """The same keys without those that were removed, numbered anew in the user's order, in one store."""
     if isinstance(index, MemorySearcher):
         if index.index.alive is None:
             return index
         index = index.index  # a memory knows keys by their numbers
-    kept = np.arange(index.n) if index.alive is None else index.alive.numbers
+    kept = live_numbers(index)
     if not len(kept):
         raise AmipsError("every key was removed: there is nothing to keep; add keys, or delete the bundle")
-    labels = index.labels
-    if len(kept) < index.n:
+    labels, attributes = index.labels, index.attributes
+    if len(kept) < index.n or index.order is not None:
         labels = kept if labels is None else labels[kept]
-    attributes = index.attributes
-    if attributes is not None and len(kept) < index.n:
-        attributes = attributes.rows_of(kept)
-    known: dict[str, Any] = {"alive": None, "labels": labels, "attributes": attributes}
+        attributes = None if attributes is None else attributes.rows_of(kept)
+    known: dict[str, Any] = {"alive": None, "labels": labels, "attributes": attributes, "order": None}
     latest = max(index.origin.next_id, next_id(index.labels, index.n))
     known["origin"] = replace(index.origin.renumbered(kept, index.n), next_id=latest)
     if isinstance(index, GraphSearcher):

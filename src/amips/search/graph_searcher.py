@@ -52,6 +52,7 @@ class GraphSearcher:
         alive: the keys that were not removed; None if none was.
         attributes: of the keys, which a search can be conditioned on; None if there are none.
         origin: what it was fitted on, and what was done to it since.
+        order: the user's place of each key number, [n] (`amips.search.key_order`); None if it is the number.
     """
 
     store: GraphStore
@@ -64,6 +65,7 @@ class GraphSearcher:
     alive: KeyMask | None = None
     attributes: Attributes | None = None
     origin: Origin = Origin()  # noqa: RUF009
+    order: Ids | None = None
 
     model = None  # nothing chooses cells
     spilled = 0  # keys in second cells

@@ -71,6 +71,7 @@ class Searcher:
         attributes: of the keys, which a search can be conditioned on; None if there are none.
         depths: recall behind filters, by selectivity and effort; of all keys first.
         origin: what it was fitted on, and what was done to it since.
+        order: the user's place of each key number, [n] (`amips.search.key_order`); None if it is the number.
     """
 
     store: CellStore
@@ -87,6 +88,7 @@ class Searcher:
     attributes: Attributes | None = None
     depths: list[Depth] = field(default_factory=list)
     origin: Origin = Origin()  # noqa: RUF009
+    order: Ids | None = None
 
     def __post_init__(self) -> None:
         if known := getattr(self.store, "fingerprint", ""):
