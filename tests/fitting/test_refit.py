@@ -187,6 +187,30 @@ def test_going_back_needs_a_refit(bundle, monkeypatch):
     assert amips.load(bundle).n == N - 1
 
 
+def test_a_refit_that_fails_keeps_the_way_back(task, world, tmp_path, monkeypatch):
+    """Wherever the second of two refits stops, one can go back behind the first."""
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat")
+    points = [point.to_json() for point in index.points]
+    index.refit(world[2], minutes=0.05)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    for name in ("write_snapshot", "write_manifest"):
+        where = "changing" if name == "write_snapshot" else "bundle_directory"
+        with monkeypatch.context() as patch:
+            patch.setattr(f"amips.search.{where}.{name}", stop)
+            with pytest.raises(KeyboardInterrupt):
+                index._replace(index._whole(), "this")
+    again = amips.load(tmp_path / "b")
+    assert again.origin.round == 1
+    index.close()
+    again.rollback()
+    assert again.origin.round == 0
+    assert [point.to_json() for point in again.points] == points
+    assert not list((tmp_path / "b").glob("previous-*"))
+
+
 def test_a_rollback_that_fails_can_be_tried_again(task, world, monkeypatch):
     index = amips.build(task, recall=0.9, storage="flat")
     index.refit(world[2], minutes=0.05)

@@ -13,7 +13,7 @@ from amips.errors import AmipsError
 from amips.resources import plain_resource_errors
 from amips.search.applying import compacted
 from amips.search.bundle import read_index
-from amips.search.bundle_directory import PREVIOUS, check_previous
+from amips.search.bundle_directory import data_name, previous_manifest
 from amips.search.bundle_state import Opened, replayed
 from amips.search.changes import START
 from amips.search.changing import State
@@ -137,9 +137,10 @@ class RefittableIndex(WatchedIndex):
                     raise AmipsError("this index was not refitted: there is nothing to go back to")
                 before = self._before
             else:
-                data = check_previous(opened.path)
+                manifest = previous_manifest(opened.path)
+                data = data_name(opened.path, manifest)
                 options = {name: value for name, value in opened.options.items() if name == "model"}
-                index = read_index(opened.path, manifest=PREVIOUS, **options)
+                index = read_index(opened.path, manifest=manifest, **options)
                 assert not isinstance(index, WrappedIndex)
                 before, _ = replayed(index, Opened(opened.path, None, data).changes, START)
             now = self._whole()
