@@ -70,7 +70,7 @@ def _without(index: Snapshot, numbers: Ids) -> Snapshot:
 
 
 def _with(index: Snapshot, arrays: dict[str, NDArray[Any]]) -> Searcher | GraphSearcher:
-    """The index with more keys. A memory of the log goes: it does not know them."""
+    """The index with more keys. A memory of the log goes: its queries may want them, and it cannot know."""
     plain = plain_index(index)
     keys = arrays["keys"]
     if keys.ndim != 2 or keys.dtype != np.float32 or keys.shape[1] != plain.d or not np.isfinite(keys).all():
@@ -144,9 +144,10 @@ def labels_with(labels: NDArray[Any] | None, n: int, ids: NDArray[Any] | None, m
 def compacted(index: Snapshot) -> Snapshot:
     """The same keys without those that were removed, numbered anew in the user's order, in one store."""
     if isinstance(index, MemorySearcher):
-        if index.index.alive is None:
-            return index
-        index = index.index  # a memory knows keys by their numbers
+        memory = index.memory.renumbered(live_numbers(index), index.n)
+        plain = compacted(index.index)
+        assert not isinstance(plain, MemorySearcher)
+        return plain if memory is None else MemorySearcher(plain, memory, index.points)
     kept = live_numbers(index)
     if not len(kept):
         raise AmipsError("every key was removed: there is nothing to keep; add keys, or delete the bundle")
