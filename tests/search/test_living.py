@@ -155,6 +155,7 @@ def test_strings_as_ids(bundles, data, tmp_path):
         (lambda index: index.add(np.ones((2, D)), ids=[10_000, 10_000]), "same id"),
         (lambda index: index.add(np.ones((2, D)), ids=["a", "b"]), "are whole numbers"),
         (lambda index: index.add(np.ones((1, D)), ids=[-1]), "no result"),
+        (lambda index: index.add(np.ones((2, D)), ids=[9_000, -7]), "-7 is negative"),
         (lambda index: index.add("nothing.npy"), "nothing.npy"),
         (lambda index: index.remove([5, 10_000]), "id 10000 is not in this index"),
         (lambda index: index.remove([5, 5]), "same id"),
@@ -174,6 +175,23 @@ def test_what_is_wrong_changes_nothing(bundle, data, call, said):
     for part, expected in zip(every(index, data[2]), before, strict=True):
         np.testing.assert_array_equal(part, expected)
     assert amips.load(bundle).n == index.n == N
+
+
+def test_info_says_when_to_compact(bundle, data, monkeypatch, capsys):
+    """Added keys are worked in again at each load, a graph's link by link."""
+    with amips.load(bundle) as index:
+        for count, advised in ((N // 20, False), (N // 20, True)):
+            index.add(np.tile(data[1][:10], (N // 200 + 1, 1))[:count])
+            monkeypatch.setattr("sys.argv", ["amips", "info", str(bundle)])
+            assert main() in (0, None)
+            out = " ".join(capsys.readouterr().out.split())
+            assert (f"{N // 10} keys were added, and are" in out) == advised
+            if advised:
+                linked = isinstance(index.snapshot, GraphSearcher)
+                assert ("linked into its graph" if linked else "placed in its cells") in out
+        index.compact()
+    assert main() in (0, None)
+    assert "amips compact" not in capsys.readouterr().out
 
 
 def test_nothing_to_do_is_no_change(bundle):
