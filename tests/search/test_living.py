@@ -216,6 +216,29 @@ def test_keys_far_longer_than_all_others_are_named(bundle, data):
     assert index.n == N + 7
 
 
+def test_what_was_made_ready_is_brought_up_to_date(bundle, data, monkeypatch):
+    """Where many keys were removed, a change does not list anew what is left."""
+    index = amips.load(bundle)
+    if isinstance(index.snapshot, GraphSearcher):
+        pytest.skip("a graph lists nothing")
+    few = index.snapshot._few
+    index.remove([5])
+    assert index.snapshot._few is few
+    index.remove(np.arange(100, 300))
+    monkeypatch.setattr("amips.index.matches.Matches.of", lambda *_: 1 / 0)
+    index.add(data[1][:20])
+    index.remove([N + 3, 7])
+    index.update([8], data[1][30:31])
+    gone = [5, 7, N + 3, *range(100, 300)]
+    keys = np.concatenate([data[0], data[1][:20]])
+    keys[8] = data[1][30]
+    present = {one: keys[one] for one in range(N + 20) if one not in gone}
+    check(index, present, data[2])
+    if index.snapshot.store.storage == "flat":
+        scores = index.search(data[2][:40], probes=C)[0]
+        np.testing.assert_allclose(scores, every(index, data[2][:40])[0], rtol=1e-5, atol=1e-6)
+
+
 def test_every_key_may_go_and_others_come(bundle, data):
     _, more, queries = data
     index = amips.load(bundle)

@@ -66,7 +66,21 @@ def _checked_numbers(index: Snapshot, numbers: NDArray[Any]) -> Ids:
 def _without(index: Snapshot, numbers: Ids) -> Snapshot:
     plain = plain_index(index)
     alive = (plain.alive or KeyMask(np.ones(plain.n, np.bool_))).without(numbers)
-    return with_facts(index, alive=alive)
+    if not isinstance(plain, Searcher):
+        return with_facts(index, alive=alive)
+    after = _follows(plain, alive=alive)
+    return replace(index, index=after) if isinstance(index, MemorySearcher) else after
+
+
+def _follows(before: Searcher, **changed: Any) -> Searcher:
+    """The index with these changes; what was made ready to search it is taken over, or brought up to date."""
+    after = replace(before, **changed)
+    names = ["router", "_efforts", *(["_few", "_wider"] if after.store is before.store else [])]
+    vars(after).update({name: vars(before)[name] for name in names if name in vars(before)})
+    many, more = before.filters.of(None), after.filters.of(None)
+    if many is not None and more is not None and "lists" in vars(many):
+        vars(more)["lists"] = many.lists.after(more.store, more.allowed)
+    return after
 
 
 def _with(index: Snapshot, arrays: dict[str, NDArray[Any]]) -> Searcher | GraphSearcher:
@@ -94,7 +108,7 @@ def _with(index: Snapshot, arrays: dict[str, NDArray[Any]]) -> Searcher | GraphS
         _check_cells(second, m, -1, plain.c)
         if (second == first).any():
             raise BundleError("a change puts a key into the same cell twice")
-    return replace(plain, store=with_added(store, keys, first, second), **changed)
+    return _follows(plain, store=with_added(store, keys, first, second), **changed)
 
 
 def _more_attributes(
