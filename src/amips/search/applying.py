@@ -25,6 +25,7 @@ from amips.search.changes import Change
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.key_ids import next_id
 from amips.search.key_order import live_numbers, places_with
+from amips.search.label_room import LabelRoom
 from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index, with_facts
 from amips.search.searcher import Searcher
 from amips.vectors import inspect, open_vectors
@@ -91,14 +92,14 @@ def _with(index: Snapshot, arrays: dict[str, NDArray[Any]]) -> Searcher | GraphS
         raise BundleError("a change adds keys of another kind")
     m = len(keys)
     alive = None if plain.alive is None else plain.alive.followed_by(m)
-    labels = labels_with(plain.labels, plain.n, arrays.get("ids"), m)
+    labels, room = _labels_with(plain, arrays.get("ids"), m)
     attributes = _more_attributes(plain.attributes, m, arrays.get("attributes"))
     replaced = arrays.get("numbers")
     if replaced is not None and len(replaced) != m:
         raise BundleError("a change puts keys in the place of more, or of fewer")
     order = places_with(plain, m, replaced)
     changed: dict[str, Any] = {"alive": alive, "labels": labels, "attributes": attributes, "order": order}
-    changed["fingerprint"] = ""
+    changed |= {"fingerprint": "", "label_room": room}
     if isinstance(plain, GraphSearcher):
         return replace(plain, store=plain.store.with_added(keys), **changed)
     store = own_cells(plain)
@@ -141,18 +142,21 @@ def own_cells(index: Searcher) -> OwnCells:
     return index.store
 
 
-def labels_with(labels: NDArray[Any] | None, n: int, ids: NDArray[Any] | None, m: int) -> NDArray[Any] | None:
-    """The ids of n keys and of m more; None if all are key numbers."""
+def _labels_with(
+    plain: Searcher | GraphSearcher, ids: NDArray[Any] | None, m: int
+) -> tuple[NDArray[Any] | None, LabelRoom | None]:
+    """The ids of the keys and of m more, and where they are kept; None if all are key numbers."""
+    labels = plain.labels
     if ids is None:
         if labels is not None:
             raise BundleError("a change adds keys without ids to keys that have some")
-        return None
+        return None, None
     if ids.shape != (m,) or ids.dtype.kind not in "iU":
         raise BundleError("a change adds keys with ids of another kind")
-    older = np.arange(n) if labels is None else labels
+    older = np.arange(plain.n) if labels is None else labels
     if (older.dtype.kind == "i") != (ids.dtype.kind == "i"):
         raise BundleError("a change adds ids of another kind than there are")
-    return np.concatenate([older, ids])
+    return (plain.label_room or LabelRoom()).followed_by(older, ids)
 
 
 def compacted(index: Snapshot) -> Snapshot:
@@ -170,6 +174,7 @@ def compacted(index: Snapshot) -> Snapshot:
         labels = kept if labels is None else labels[kept]
         attributes = None if attributes is None else attributes.rows_of(kept)
     known: dict[str, Any] = {"alive": None, "labels": labels, "attributes": attributes, "order": None}
+    known["label_room"] = None
     latest = max(index.origin.next_id, next_id(index.labels, index.n))
     known["origin"] = replace(index.origin.renumbered(kept, index.n), next_id=latest)
     if isinstance(index, GraphSearcher):
