@@ -8,6 +8,7 @@ import pytest
 
 import amips
 from amips.errors import AmipsError
+from amips.fitting.refitting import WORTH, surely_cheaper
 from amips.search import GraphSearcher, recalls
 from helpers import make_world, unit
 
@@ -66,20 +67,31 @@ def test_it_is_better_on_the_newest_queries_and_can_be_undone(bundle, world):
         again.rollback()
 
 
-def test_it_is_refused_if_nothing_is_better(bundle, world):
+def test_it_is_refused_if_nothing_is_better(bundle, world, monkeypatch):
+    """Refused where nothing is surely cheaper, and then everything is as it was."""
     index = amips.load(bundle)
-    files = sorted(path.name for path in bundle.iterdir() if not path.name.startswith("."))
     index.refit(world[2], minutes=0.05)
-    after = sorted(path.name for path in bundle.iterdir() if path.name.startswith("data-"))
-    assert len(after) == 2  # the one before stays
-    with pytest.raises(AmipsError, match="refused"):
-        again_and_again(index, world[2])  # each can only gain a part of what the one before did
-    assert "manifest.json" in files
+    assert len(list(bundle.glob("data-*"))) == 2  # the one before stays
+    held = {path.name: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+    snapshot = index.snapshot
+    monkeypatch.setattr("amips.fitting.refitting.WORTH", 0.01)
+    with pytest.raises(AmipsError, match="refused: on the newest 300 queries nothing is better") as caught:
+        index.refit(world[2], minutes=0.05)
+    assert "\n" not in str(caught.value)
+    assert index.snapshot is snapshot
+    assert {path.name: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == held
 
 
-def again_and_again(index, queries):
-    for _ in range(4):
-        index.refit(queries, minutes=0.05)
+def test_what_is_not_surely_cheaper_is_not():
+    """Cheaper on average by more than what counts, but not surely: refused with few, not with many."""
+    rng = np.random.default_rng(0)
+    before = np.ones(4000)
+    now = before - 0.03 + 0.3 * rng.standard_normal(4000)
+    assert now[:200].mean() < WORTH
+    assert not surely_cheaper(now[:200], before[:200])
+    assert surely_cheaper(now, before)
+    assert surely_cheaper(np.full(20, 0.9), before[:20])
+    assert not surely_cheaper(np.full(200, 0.985), before[:200])
 
 
 def test_keys_that_were_changed_since_stay_changed(task, world, tmp_path):
@@ -128,7 +140,7 @@ def test_a_trained_router_goes_on_from_its_weights(task, world):
 def test_bad_input_changes_nothing(bundle, world):
     index = amips.load(bundle)
     for queries, words in (
-        (world[2][:50], "needs 100"),
+        (world[2][:390], "needs 400"),
         (world[2][:, :8], "dimension 8"),
         (np.full((200, D), np.nan, np.float32), "not finite|NaN"),
     ):
