@@ -1,6 +1,7 @@
 """Refits: better on new queries or refused, put in place in one step, undone by one call."""
 
 import json
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pytest
 
 import amips
 from amips.errors import AmipsError
-from amips.fitting.refitting import WORTH, surely_cheaper
+from amips.fitting.refitting import WORTH, refitted, surely_cheaper
 from amips.search import GraphSearcher, recalls
 from helpers import make_world, unit
 
@@ -109,6 +110,17 @@ def test_keys_that_were_changed_since_stay_changed(task, world, tmp_path):
         assert one.search(-world[0][5:6], 1)[1][0, 0] == 1005
 
 
+def test_the_log_goes_with_the_keys(task, world, tmp_path):
+    """Its top keys are known by number: of what was removed since there is none."""
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat", ids=np.arange(N) + 1000)
+    first = index.origin.log
+    index.refit(world[2], minutes=0.05)
+    index.remove(np.arange(1000, 1400))
+    index.rollback()
+    log = amips.load(tmp_path / "b").origin.log
+    np.testing.assert_array_equal(log.top, np.where(first.top < 400, -1, first.top - 400))
+
+
 def test_keys_that_were_changed_before_are_part_of_it(task, world, tmp_path):
     index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="lean", ids=np.arange(N) + 1000)
     index.remove(np.arange(1000, 1100))
@@ -119,6 +131,48 @@ def test_keys_that_were_changed_before_are_part_of_it(task, world, tmp_path):
     assert amips.load(tmp_path / "b").search(world[0][:1], 1)[1][0, 0] == 77
     index.rollback()
     assert index.n == N - 99
+
+
+@pytest.mark.parametrize("kind", ["cells", "graph", "memory"])
+def test_keys_change_while_it_is_refitted(task, world, tmp_path, monkeypatch, kind):
+    """Changes do not wait for it, and are there when it is put in place, and when it is undone."""
+    options = {"structure": "graph"} if kind == "graph" else {"storage": "flat"}
+    out = None if kind == "memory" else tmp_path / "b"
+    index = amips.build(task, out=out, recall=0.9, ids=np.arange(N) + 1000, **options)
+
+    def change():
+        index.add(3 * world[0][:1], ids=[77])
+        index.remove([1000, 1001])
+        index.update([1005], -world[0][5:6])
+        index.add(world[0][:1], ids=[10**6])
+        index.remove([10**6])
+
+    def refitter(*arguments):
+        thread = threading.Thread(target=change)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        with pytest.raises(AmipsError, match="refitted already"):
+            index.refit(world[2])
+        return refitted(*arguments)
+
+    monkeypatch.setattr("amips.search.refits._refitters", [refitter])
+    result = index.refit(world[2], minutes=0.05)
+    for round_number in (1, 0):
+        for one in (index,) if out is None else (index, amips.load(out)):
+            assert one.origin.round == round_number
+            assert one.n == N - 1
+            assert one.search(world[0][:1], 1)[1].item() == 77
+            assert one.search(-world[0][5:6], 1, recall=1.0)[1].item() == 1005
+            place = np.arange(one.n) == 3  # the user's order: two before it are gone
+            assert one.search(-world[0][5:6], 1, filter=place)[1].item() == 1005
+            assert not np.isin([1000, 1001], one.search(world[0], 10)[1]).any()
+        if round_number:
+            assert result.index is index.snapshot
+            assert index.add(world[0][:1]).item() > 10**6  # which was an id
+            index.remove(index.add(world[0][:1]))
+            index.remove([10**6 + 1])
+            index.rollback()
 
 
 def test_in_memory(task, world):
