@@ -8,6 +8,8 @@ import threading
 import weakref
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import amips
@@ -492,6 +494,10 @@ def test_commands(bundle, data, tmp_path, monkeypatch, capsys):
     np.save(tmp_path / "two.npy", data[1][6:8])
     (tmp_path / "ids.txt").write_text("9\n10\n")
     assert run("update", bundle, tmp_path / "two.npy", "--ids", tmp_path / "ids.txt") == 0
+    pq.write_table(pa.table({"price": np.arange(902)}), tmp_path / "prices.parquet")
+    assert run("set-attributes", bundle, tmp_path / "prices.parquet") == 0
+    assert "attributes of 902 keys: price int64" in capsys.readouterr().out
+    assert amips.load(bundle).search(data[1][6], 3, where="price = 5")[1].tolist() == [[9, -1, -1]]
     assert run("compact", bundle) == 0
     assert "902 keys" in capsys.readouterr().out
     assert every(amips.load(bundle), data[1][6], 1)[1].item() == 9
@@ -517,6 +523,8 @@ def test_commands(bundle, data, tmp_path, monkeypatch, capsys):
             )
         ),
         (("add", bundle, tmp_path / "nothing.npy"), "does not exist"),
+        (("set-attributes", bundle, tmp_path / "nothing.parquet"), "does not exist"),
+        (("set-attributes", bundle, tmp_path / "ids.txt"), "cannot be read as a table"),
         (("add", tmp_path, tmp_path / "more.npy"), "manifest.json"),
     ]:
         assert run(*words) == 1
