@@ -10,8 +10,8 @@ speed    Keys added in a second, in batches of 1,000, each on disk before the ne
 beside   The time of a query alone, while one thread adds and another removes without a pause, against that
          at rest.
 
-What filters cost is in filters.py, what drift costs in drift.py. The table goes to results/living.md; each row
-has the goal, what was measured, and whether it reached the goal.
+Filters are in filters.py, drift is in drift.py. The table goes to results/living.md: for each
+row the goal, what was measured, and whether it reached the goal.
 """
 
 import argparse
