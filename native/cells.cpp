@@ -220,10 +220,13 @@ void search_listed(const float* keys, const uint64_t* rows, int64_t d, const flo
                    int64_t k, float* scores, int64_t* ids) {
   const auto key = [&](int64_t a) { return rows ? reinterpret_cast<const float*>(rows[listed[a]]) : keys + listed[a] * d; };
   Best best{k, false, scores, ids};
-  for (int64_t a = 0; a < FETCH_KEYS && a < count; a++) fetch(key(a), 4 * d);
+  const auto ahead = [&](int64_t a) {
+    if (a < count && listed[a] >= 0) fetch(key(a), 4 * d);
+  };
+  for (int64_t a = 0; a < FETCH_KEYS; a++) ahead(a);
   for (int64_t a = 0; a < count; a++) {
-    if (a + FETCH_KEYS < count) fetch(key(a + FETCH_KEYS), 4 * d);
-    best.take(dot(key(a), x, d), listed[a]);
+    ahead(a + FETCH_KEYS);
+    if (listed[a] >= 0) best.take(dot(key(a), x, d), listed[a]);
   }
   best.fill();
 }

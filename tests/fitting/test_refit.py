@@ -1,6 +1,7 @@
 """Refits: better on new queries or refused, put in place in one step, undone by one call."""
 
 import json
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pytest
 
 import amips
 from amips.errors import AmipsError
+from amips.fitting.refitting import WORTH, refitted, surely_cheaper
 from amips.search import GraphSearcher, recalls
 from helpers import make_world, unit
 
@@ -44,9 +46,12 @@ def recall(index, world, x):
 def test_it_is_better_on_the_newest_queries_and_can_be_undone(bundle, world):
     index = amips.load(bundle)
     before = [point.to_json() for point in index.points]
+    assert recall(index, world, world[2][1000:]) < 0.86
     result = index.refit(world[2][:1000], minutes=0.05)
     assert result.held_out == 200
-    assert result.cost_now <= result.cost_recalibrated
+    costs = index.cost(world[2][800:1000]).flops / (2 * N * D)  # of those that it was chosen on
+    assert result.cost_now == pytest.approx(costs.mean(), rel=0.02)
+    assert isinstance(index.snapshot, GraphSearcher) or result.cost_now < 0.98 * result.cost_recalibrated
     assert "chosen on the newest 200" in str(result)
     json.dumps(result.to_json())
     assert recall(index, world, world[2][1000:]) >= 0.88
@@ -66,20 +71,31 @@ def test_it_is_better_on_the_newest_queries_and_can_be_undone(bundle, world):
         again.rollback()
 
 
-def test_it_is_refused_if_nothing_is_better(bundle, world):
+def test_it_is_refused_if_nothing_is_better(bundle, world, monkeypatch):
+    """Refused where nothing is surely cheaper, and then everything is as it was."""
     index = amips.load(bundle)
-    files = sorted(path.name for path in bundle.iterdir() if not path.name.startswith("."))
     index.refit(world[2], minutes=0.05)
-    after = sorted(path.name for path in bundle.iterdir() if path.name.startswith("data-"))
-    assert len(after) == 2  # the one before stays
-    with pytest.raises(AmipsError, match="refused"):
-        again_and_again(index, world[2])  # each can only gain a part of what the one before did
-    assert "manifest.json" in files
+    assert len(list(bundle.glob("data-*"))) == 2  # the one before stays
+    held = {path.name: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+    snapshot = index.snapshot
+    monkeypatch.setattr("amips.fitting.refitting.WORTH", 0.01)
+    with pytest.raises(AmipsError, match="refused: on the newest 300 queries nothing is better") as caught:
+        index.refit(world[2], minutes=0.05)
+    assert "\n" not in str(caught.value)
+    assert index.snapshot is snapshot
+    assert {path.name: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == held
 
 
-def again_and_again(index, queries):
-    for _ in range(4):
-        index.refit(queries, minutes=0.05)
+def test_what_is_not_surely_cheaper_is_not():
+    """Cheaper on average by more than what counts, but not surely: refused with few, not with many."""
+    rng = np.random.default_rng(0)
+    before = np.ones(4000)
+    now = before - 0.03 + 0.3 * rng.standard_normal(4000)
+    assert now[:200].mean() < WORTH
+    assert not surely_cheaper(now[:200], before[:200])
+    assert surely_cheaper(now, before)
+    assert surely_cheaper(np.full(20, 0.9), before[:20])
+    assert not surely_cheaper(np.full(200, 0.985), before[:200])
 
 
 def test_keys_that_were_changed_since_stay_changed(task, world, tmp_path):
@@ -97,6 +113,17 @@ def test_keys_that_were_changed_since_stay_changed(task, world, tmp_path):
         assert one.search(-world[0][5:6], 1)[1][0, 0] == 1005
 
 
+def test_the_log_goes_with_the_keys(task, world, tmp_path):
+    """Its top keys are known by number: of what was removed since there is none."""
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat", ids=np.arange(N) + 1000)
+    first = index.origin.log
+    index.refit(world[2], minutes=0.05)
+    index.remove(np.arange(1000, 1400))
+    index.rollback()
+    log = amips.load(tmp_path / "b").origin.log
+    np.testing.assert_array_equal(log.top, np.where(first.top < 400, -1, first.top - 400))
+
+
 def test_keys_that_were_changed_before_are_part_of_it(task, world, tmp_path):
     index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="lean", ids=np.arange(N) + 1000)
     index.remove(np.arange(1000, 1100))
@@ -107,6 +134,48 @@ def test_keys_that_were_changed_before_are_part_of_it(task, world, tmp_path):
     assert amips.load(tmp_path / "b").search(world[0][:1], 1)[1][0, 0] == 77
     index.rollback()
     assert index.n == N - 99
+
+
+@pytest.mark.parametrize("kind", ["cells", "graph", "memory"])
+def test_keys_change_while_it_is_refitted(task, world, tmp_path, monkeypatch, kind):
+    """Changes do not wait for it, and are there when it is put in place, and when it is undone."""
+    options = {"structure": "graph"} if kind == "graph" else {"storage": "flat"}
+    out = None if kind == "memory" else tmp_path / "b"
+    index = amips.build(task, out=out, recall=0.9, ids=np.arange(N) + 1000, **options)
+
+    def change():
+        index.add(3 * world[0][:1], ids=[77])
+        index.remove([1000, 1001])
+        index.update([1005], -world[0][5:6])
+        index.add(world[0][:1], ids=[10**6])
+        index.remove([10**6])
+
+    def refitter(*arguments):
+        thread = threading.Thread(target=change)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        with pytest.raises(AmipsError, match="refitted already"):
+            index.refit(world[2])
+        return refitted(*arguments)
+
+    monkeypatch.setattr("amips.search.refits._refitters", [refitter])
+    result = index.refit(world[2], minutes=0.05)
+    for round_number in (1, 0):
+        for one in (index,) if out is None else (index, amips.load(out)):
+            assert one.origin.round == round_number
+            assert one.n == N - 1
+            assert one.search(world[0][:1], 1)[1].item() == 77
+            assert one.search(-world[0][5:6], 1, recall=1.0)[1].item() == 1005
+            place = np.arange(one.n) == 3  # the user's order: two before it are gone
+            assert one.search(-world[0][5:6], 1, filter=place)[1].item() == 1005
+            assert not np.isin([1000, 1001], one.search(world[0], 10)[1]).any()
+        if round_number:
+            assert result.index is index.snapshot
+            assert index.add(world[0][:1]).item() > 10**6  # which was an id
+            index.remove(index.add(world[0][:1]))
+            index.remove([10**6 + 1])
+            index.rollback()
 
 
 def test_in_memory(task, world):
@@ -128,7 +197,7 @@ def test_a_trained_router_goes_on_from_its_weights(task, world):
 def test_bad_input_changes_nothing(bundle, world):
     index = amips.load(bundle)
     for queries, words in (
-        (world[2][:50], "needs 100"),
+        (world[2][:390], "needs 400"),
         (world[2][:, :8], "dimension 8"),
         (np.full((200, D), np.nan, np.float32), "not finite|NaN"),
     ):
@@ -158,8 +227,8 @@ def test_the_order_of_keys_is_that_of_their_changes(task, world, tmp_path, stora
     index.update([1005], -world[0][5:6])
     index.add(world[0][20:21], ids=[1020])  # as it was
     index.add(world[0][3:4], ids=[2**63 - 1])
-    stayed = np.delete(np.arange(N) + 1000, [5, 10, 20]).tolist()
-    expected = [*stayed, 10**6, 7, 1005, 1020, 2**63 - 1]
+    stayed = np.delete(np.arange(N) + 1000, [10, 20]).tolist()
+    expected = [*stayed, 10**6, 7, 1020, 2**63 - 1]
     index.rollback()
     for one in (index, amips.load(tmp_path / "b")):
         assert one.labels.tolist() == expected
@@ -185,6 +254,30 @@ def test_going_back_needs_a_refit(bundle, monkeypatch):
                 index._replace(index._whole(), "this")
         index.compact()
     assert amips.load(bundle).n == N - 1
+
+
+def test_a_refit_that_fails_keeps_the_way_back(task, world, tmp_path, monkeypatch):
+    """Wherever the second of two refits stops, one can go back behind the first."""
+    index = amips.build(task, out=tmp_path / "b", recall=0.9, storage="flat")
+    points = [point.to_json() for point in index.points]
+    index.refit(world[2], minutes=0.05)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    for name in ("write_snapshot", "write_manifest"):
+        where = "changing" if name == "write_snapshot" else "bundle_directory"
+        with monkeypatch.context() as patch:
+            patch.setattr(f"amips.search.{where}.{name}", stop)
+            with pytest.raises(KeyboardInterrupt):
+                index._replace(index._whole(), "this")
+    again = amips.load(tmp_path / "b")
+    assert again.origin.round == 1
+    index.close()
+    again.rollback()
+    assert again.origin.round == 0
+    assert [point.to_json() for point in again.points] == points
+    assert not list((tmp_path / "b").glob("previous-*"))
 
 
 def test_a_rollback_that_fails_can_be_tried_again(task, world, monkeypatch):

@@ -252,6 +252,6 @@ def test_compacted_to_one_side_and_to_few(storage):
 
 def test_numbers_that_cannot_be_kept():
     store = half("flat")
-    for wrong in ([], [2, 1], [1, 1], [-1, 3], [0, N // 2], [[1, 2]]):
+    for wrong in ([], [1, 1], [-1, 3], [0, N // 2], [[1, 2]]):
         with pytest.raises(AmipsError, match="kept"):
             store.compacted(np.array(wrong, np.int64))

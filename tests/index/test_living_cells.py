@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from amips import native
-from amips.index import FaissCellStore, FewSearch, KeyMask, kept_cells, living_cells, parts_of, with_added
+from amips.index import (
+    FaissCellStore,
+    FewSearch,
+    KeyMask,
+    Matches,
+    kept_cells,
+    living_cells,
+    parts_of,
+    with_added,
+)
 from amips.lean import learn_projection
 from amips.vectors import open_vectors
 from helpers import make_world
@@ -143,3 +152,26 @@ def test_parts_are_few_and_keys_are_seldom_copied(monkeypatch):
     assert isinstance(store, FaissCellStore)
     assert copied == [100, 626]
     np.testing.assert_array_equal(store.keys_at(np.arange(626)), KEYS[:626])
+
+
+def test_matches_brought_up_to_date_are_those_made_anew(monkeypatch):
+    """While keys go and come, in parts that merge and fold."""
+    monkeypatch.setattr(living_cells, "FEW", 8)
+    monkeypatch.setattr(living_cells, "FOLD", 100)
+    rng = np.random.default_rng(3)
+    store = base_of("flat", True)
+    allowed = KeyMask(rng.random(store.n) < 0.6)
+    matches = Matches.of(store, allowed)
+    for count in (40, 3, 90, 200, 1):
+        allowed = allowed.without(rng.choice(allowed.numbers, 20, replace=False))
+        matches = matches.after(store, allowed)
+        rows = rng.integers(0, len(KEYS), count)
+        first, second = rng.integers(0, C, count, np.int32), np.full(count, -1, np.int32)
+        second[::3] = (first[::3] + 1) % C
+        store, allowed = with_added(store, KEYS[rows], first, second), allowed.followed_by(count)
+        allowed = allowed.without(allowed.numbers[-1:])
+        matches = matches.after(store, allowed)
+        fresh = Matches.of(store, allowed)
+        np.testing.assert_array_equal(matches.starts, fresh.starts)
+        for low, high in zip(fresh.starts[:-1], fresh.starts[1:], strict=True):
+            assert sorted(matches.numbers[low:high]) == sorted(fresh.numbers[low:high])

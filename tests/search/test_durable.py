@@ -179,3 +179,23 @@ def test_zeros_in_the_middle_are_damage(bundle):
     log.write_bytes(whole[:512] + bytes([whole[512] ^ 1]) + whole[513:] + bytes(BLOCK))
     with pytest.raises(amips.BundleError, match="record 1 is damaged"):
         amips.load(bundle)
+
+
+def test_names_are_on_disk_before_the_manifest_relies_on_them(task, tmp_path, monkeypatch):
+    """Of the data directory, of the bundle in its parent: a manifest must not outlive them."""
+    done = []
+    sync, write = bundle_directory.fsync_directory, bundle_directory.write_manifest
+
+    def synced(path):
+        done.append(path)
+        sync(path)
+
+    def written(out, *arguments):
+        assert done[-3:] == [next(out.glob("data-*")), out, out.parent]
+        write(out, *arguments)
+        done.append("manifest")
+
+    monkeypatch.setattr(bundle_directory, "fsync_directory", synced)
+    monkeypatch.setattr(bundle_directory, "write_manifest", written)
+    amips.build(task, out=tmp_path / "b", storage="flat")
+    assert "manifest" in done

@@ -8,6 +8,8 @@ import threading
 import weakref
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import amips
@@ -155,6 +157,7 @@ def test_strings_as_ids(bundles, data, tmp_path):
         (lambda index: index.add(np.ones((2, D)), ids=[10_000, 10_000]), "same id"),
         (lambda index: index.add(np.ones((2, D)), ids=["a", "b"]), "are whole numbers"),
         (lambda index: index.add(np.ones((1, D)), ids=[-1]), "no result"),
+        (lambda index: index.add(np.ones((2, D)), ids=[9_000, -7]), "-7 is negative"),
         (lambda index: index.add("nothing.npy"), "nothing.npy"),
         (lambda index: index.remove([5, 10_000]), "id 10000 is not in this index"),
         (lambda index: index.remove([5, 5]), "same id"),
@@ -174,6 +177,23 @@ def test_what_is_wrong_changes_nothing(bundle, data, call, said):
     for part, expected in zip(every(index, data[2]), before, strict=True):
         np.testing.assert_array_equal(part, expected)
     assert amips.load(bundle).n == index.n == N
+
+
+def test_info_says_when_to_compact(bundle, data, monkeypatch, capsys):
+    """Added keys are worked in again at each load, a graph's link by link."""
+    with amips.load(bundle) as index:
+        for count, advised in ((N // 20, False), (N // 20, True)):
+            index.add(np.tile(data[1][:10], (N // 200 + 1, 1))[:count])
+            monkeypatch.setattr("sys.argv", ["amips", "info", str(bundle)])
+            assert main() in (0, None)
+            out = " ".join(capsys.readouterr().out.split())
+            assert (f"{N // 10} keys were added, and are" in out) == advised
+            if advised:
+                linked = isinstance(index.snapshot, GraphSearcher)
+                assert ("linked into its graph" if linked else "placed in its cells") in out
+        index.compact()
+    assert main() in (0, None)
+    assert "amips compact" not in capsys.readouterr().out
 
 
 def test_nothing_to_do_is_no_change(bundle):
@@ -196,6 +216,29 @@ def test_keys_far_longer_than_all_others_are_named(bundle, data):
             index.add(long)
         assert caught[0].filename == __file__
     assert index.n == N + 7
+
+
+def test_what_was_made_ready_is_brought_up_to_date(bundle, data, monkeypatch):
+    """Where many keys were removed, a change does not list anew what is left."""
+    index = amips.load(bundle)
+    if isinstance(index.snapshot, GraphSearcher):
+        pytest.skip("a graph lists nothing")
+    few = index.snapshot._few
+    index.remove([5])
+    assert index.snapshot._few is few
+    index.remove(np.arange(100, 300))
+    monkeypatch.setattr("amips.index.matches.Matches.of", lambda *_: 1 / 0)
+    index.add(data[1][:20])
+    index.remove([N + 3, 7])
+    index.update([8], data[1][30:31])
+    gone = [5, 7, N + 3, *range(100, 300)]
+    keys = np.concatenate([data[0], data[1][:20]])
+    keys[8] = data[1][30]
+    present = {one: keys[one] for one in range(N + 20) if one not in gone}
+    check(index, present, data[2])
+    if index.snapshot.store.storage == "flat":
+        scores = index.search(data[2][:40], probes=C)[0]
+        np.testing.assert_allclose(scores, every(index, data[2][:40])[0], rtol=1e-5, atol=1e-6)
 
 
 def test_every_key_may_go_and_others_come(bundle, data):
@@ -451,6 +494,10 @@ def test_commands(bundle, data, tmp_path, monkeypatch, capsys):
     np.save(tmp_path / "two.npy", data[1][6:8])
     (tmp_path / "ids.txt").write_text("9\n10\n")
     assert run("update", bundle, tmp_path / "two.npy", "--ids", tmp_path / "ids.txt") == 0
+    pq.write_table(pa.table({"price": np.arange(902)}), tmp_path / "prices.parquet")
+    assert run("set-attributes", bundle, tmp_path / "prices.parquet") == 0
+    assert "attributes of 902 keys: price int64" in capsys.readouterr().out
+    assert amips.load(bundle).search(data[1][6], 3, where="price = 5")[1].tolist() == [[9, -1, -1]]
     assert run("compact", bundle) == 0
     assert "902 keys" in capsys.readouterr().out
     assert every(amips.load(bundle), data[1][6], 1)[1].item() == 9
@@ -476,6 +523,8 @@ def test_commands(bundle, data, tmp_path, monkeypatch, capsys):
             )
         ),
         (("add", bundle, tmp_path / "nothing.npy"), "does not exist"),
+        (("set-attributes", bundle, tmp_path / "nothing.parquet"), "does not exist"),
+        (("set-attributes", bundle, tmp_path / "ids.txt"), "cannot be read as a table"),
         (("add", tmp_path, tmp_path / "more.npy"), "manifest.json"),
     ]:
         assert run(*words) == 1

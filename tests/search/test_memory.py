@@ -15,6 +15,7 @@ from amips.builder.memories import memory_of
 from amips.cli import main
 from amips.design import Design
 from amips.files import sha256
+from amips.index import KeyMask
 from amips.search import (
     Index,
     Memory,
@@ -221,6 +222,60 @@ def test_more_than_the_task_has_is_refused(builder):
         amips.AmipsError, match="memory=41: the task has 40 top keys of each query; label with k=41"
     ):
         builder.index(replace(GRAPH, memory=41))
+
+
+class TestChanging:
+    """A memory serves on when keys are removed and the index is compacted; keys that come it cannot know."""
+
+    @pytest.fixture
+    def changed(self, index, traffic, tmp_path):
+        """The index with a twentieth of its keys removed, what may be found, and top keys of test queries."""
+        index.save(tmp_path / "bundle")
+        changed, keys = amips.load(tmp_path / "bundle"), np.asarray(traffic[0].keys)
+        gone = np.random.default_rng(7).choice(len(keys), len(keys) // 20, replace=False)
+        changed.remove(gone)
+        x = np.asarray(traffic[0].test.queries)
+        scores = x @ keys.T
+        scores[:, gone] = -np.inf
+        return changed, gone, x, np.argsort(-scores, axis=1, kind="stable")[:, :10]
+
+    def test_it_serves_on_after_keys_were_removed(self, changed, index):
+        one, gone, x, top = changed
+        assert isinstance(one.snapshot, MemorySearcher)
+        known, candidates = one.snapshot.memory.recognise(x, one.snapshot.index.alive)
+        assert known.mean() > 0.8 * index.memory.recognise(x)[0].mean() > 0
+        assert (candidates < 0).any()
+        ids = one.search(x)[1]
+        assert not np.isin(ids, gone).any()
+        assert recalls(ids, top, 10).mean() >= 0.93
+        np.testing.assert_array_equal(np.concatenate([one.search(row)[1] for row in x]), ids)
+        assert one.cost(x).flops.mean() < 1.1 * index.cost(x).flops.mean()
+
+    def test_it_is_there_when_compacted(self, changed):
+        one, _, x, _ = changed
+        ids, flops = one.search(x)[1], one.cost(x).flops.mean()
+        one.compact()
+        for index in (one, amips.load(one.path)):
+            assert isinstance(index.snapshot, MemorySearcher)
+            assert recalls(index.search(x)[1], ids, 10).mean() > 0.97
+            assert index.cost(x).flops.mean() == pytest.approx(flops, rel=0.05)
+
+    def test_queries_whose_keys_are_gone_are_searched(self, index, traffic):
+        memory, x = index.memory, np.asarray(traffic[0].test.queries)
+        known, candidates = memory.recognise(x)
+        alive = np.ones(index.n, bool)
+        alive[candidates[0, : 1 + memory.depth // 8]] = False
+        left = memory.recognise(x, KeyMask(alive))[0]
+        assert not left[np.flatnonzero(known)[0]]
+        assert memory.recognise_one(x[known][:1], KeyMask(alive)) is None
+        assert memory.renumbered(np.flatnonzero(alive), index.n).logged.shape < memory.logged.shape
+        assert memory.renumbered(np.arange(5), index.n) is None
+
+    def test_added_keys_end_it(self, changed):
+        one, _, x, _ = changed
+        one.add(2 * x[:1])
+        assert not isinstance(one.snapshot, MemorySearcher)
+        assert one.search(x[0], 1)[1].item() == 4000
 
 
 class TestBundle:

@@ -1,4 +1,4 @@
-"""add, update, remove, compact: bundles that change."""
+"""add, update, remove, set-attributes, compact: bundles that change."""
 
 from pathlib import Path
 
@@ -65,6 +65,21 @@ def remove(bundle: Path, ids: tuple[str, ...], file: str | None) -> None:
     with _opened(bundle) as index:
         removed = index.remove(ids_like(list(ids) if file is None else file, index.has_string_ids))
         echo(f"{bundle}: {_count(removed)} removed, {index.n:,} left")
+
+
+@cli.command()
+@click.argument("bundle", type=path)
+@click.argument("table", type=path)
+def set_attributes(bundle: Path, table: Path) -> None:
+    """Give the keys of BUNDLE the attributes in TABLE, in the place of those they had.
+
+    TABLE is a Parquet or Arrow file: one row a key, in the order in which keys were given and added, without
+    those that were removed; an updated key has the place of the one before.
+    """
+    with _opened(bundle) as index:
+        index.set_attributes(table)
+        columns = ", ".join(f"{name} {kind}" for name, kind in index.attributes.columns)
+        echo(f"{bundle}: attributes of {_count(index.n)}: {columns}")
 
 
 @cli.command()

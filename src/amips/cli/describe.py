@@ -27,6 +27,8 @@ from amips.signing import Trusted
 from amips.task import SPLITS, TaskStore, load_task
 from amips.terminal import one_line
 
+MANY_ADDED = 0.1  # of the keys that a bundle was written with: loading takes notice of them
+
 
 @cli.command()
 @click.argument("path", type=path)
@@ -98,7 +100,7 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
         facts.append(("memory", f"{words}; recognised from a cosine of {memory.gate:.3f} on"))
     if index.attributes is not None:
         facts.append(("attributes", ", ".join(f"{name} {kind}" for name, kind in index.attributes.columns)))
-    facts += _origin(index)
+    facts += _origin(index, check_whole("n", manifest.get("n"), 1))
     if index.fingerprint and not removed:
         facts.append(("keys SHA-256", index.fingerprint[:16]))
     _print_facts("bundle", path, facts)
@@ -108,8 +110,8 @@ def _bundle(path: Path, design: bool, trusted: Trusted | None) -> None:
     return None
 
 
-def _origin(index: Snapshot) -> list[tuple[str, str]]:
-    """What it was fitted on, what was done to it since, and what to do."""
+def _origin(index: Snapshot, written: int) -> list[tuple[str, str]]:
+    """What it was fitted on, what was done to it since it was written with so many keys, and what to do."""
     origin, facts = index.origin, list[tuple[str, str]]()
     if (log := origin.log) is not None:
         size = f"{log.bytes / 1e6:.1f} MB"
@@ -119,6 +121,11 @@ def _origin(index: Snapshot) -> list[tuple[str, str]]:
     facts += [(event.what, f"{event.when} (round {event.round})") for event in origin.events]
     if (advice := growth(index)) is not None:
         facts.append(("advice", advice))
+    if (added := index.n - written) >= MANY_ADDED * written:
+        again = "placed in its cells" if isinstance(plain_index(index), Searcher) else "linked into its graph"
+        facts.append(
+            ("advice", f"{added:,} keys were added, and are {again} at each load: run amips compact BUNDLE")
+        )
     return facts
 
 

@@ -7,9 +7,11 @@
     graph: edges                   of keys that new queries want together, and entry points of the mixed log
 
 Each step of cells is kept if it costs less on the newest queries, as its routing estimates it; the result is
-built, measured, and compared with the index as it was.
+built, measured, and compared with the index as it was, query by query: what is put in place costs less with
+95 % confidence.
 """
 
+import math
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -45,11 +47,12 @@ from amips.search import (
 from amips.task import Split, Task
 from amips.vectors import Floats, Vectors, first_equal, inspect, open_vectors, unit_rows
 
-LEAST, LEAST_KEYS = 100, 2 * TOP  # new queries, and keys to find them in
-HELD_OUT, PARTS = 1000, 5  # of the new queries: the newest fifth, at most so many
+LEAST, LEAST_KEYS = 400, 2 * TOP  # new queries, and keys to find them in
+HELD_OUT, LEAST_HELD_OUT, PARTS = 1000, 200, 5  # of the new queries: the newest fifth, between these bounds
 REFERENCE = 300  # held-out queries of the log that the recall is told of, before and after
 LABEL_TIME = 0.55  # of the time given, to search exactly
 WORTH = 0.98  # of the cost, at most, that a change must come down to
+SURE = 1.645  # deviations of a mean, that 95 % of means are above
 
 
 def refitted(snapshot: Snapshot, queries: Any, minutes: float, seed: int) -> Refit:
@@ -64,18 +67,23 @@ def refitted(snapshot: Snapshot, queries: Any, minutes: float, seed: int) -> Ref
     unlabelled = replace(plain, labels=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        recall, cost = _served(unlabelled, val, target)
+        recall, flops = _served(unlabelled, val, target)
         before = _calibrated(unlabelled, val, target)
         tried = {"its points": _cost(before, target)}
         ways: dict[str, Searcher | GraphSearcher] = {"its points measured anew": before}
         for what, index in _candidates(unlabelled, material, target, tried):
             ways[what] = _calibrated(index, val, target)
             tried[what] = _cost(ways[what], target)
-    what = min(ways, key=lambda name: _cost(ways[name], target))
-    if _cost(ways[what], target) > WORTH * _cost(before, target):
+        what = min(ways, key=lambda name: _cost(ways[name], target))
+        anew, cost = _served(before, val, target)[1], float(flops.mean())
+        gained = what != "its points measured anew" and (
+            _reaches(ways[what], target) > _reaches(before, target)
+            or surely_cheaper(_served(ways[what], val, target)[1], anew)
+        )
+    if not gained:
         what = "its points measured anew"
         missed = mean_interval(recall)[1] < target
-        if not missed and _cost(before, target) > WORTH * cost:
+        if not missed and not surely_cheaper(anew, flops):
             raise AmipsError(
                 f"refused: on the newest {len(val):,} queries nothing is better than what is there "
                 f"(recall@10 {recall.mean():.3f} at {cost:.2%} of a full scan; tried: {_listed(tried)})"
@@ -144,7 +152,7 @@ class Material:
         started = time.monotonic()
         x = _checked(queries, snapshot.d)
         keys = _keys(snapshot)
-        held_out = max(LEAST // PARTS, min(HELD_OUT, len(x) // PARTS))
+        held_out = max(LEAST_HELD_OUT, min(HELD_OUT, len(x) // PARTS))
         label = _Labeller(keys, snapshot.d, started + LABEL_TIME * seconds)
         val = label(x[-held_out:], everything=True)
         new = label(x[:-held_out][::-1])  # the newest first
@@ -240,7 +248,9 @@ def _checked(queries: Any, d: int) -> Floats:
     x = unit_rows(x[x.any(axis=1)])[0]
     x = x[first_equal(open_vectors(x, "queries")) == np.arange(len(x))] if len(x) else x
     if len(x) < LEAST:
-        raise AmipsError(f"{len(x):,} different queries: a refit needs {LEAST} at least")
+        raise AmipsError(
+            f"{len(x):,} different queries: a refit needs {LEAST}, and chooses on {LEAST_HELD_OUT} of them"
+        )
     return x
 
 
@@ -278,16 +288,27 @@ def _calibrated(index: Searcher | GraphSearcher, val: Split, target: float) -> S
 def _cost(index: Searcher | GraphSearcher, target: float) -> float:
     """FLOPs at the target, as a share of a full scan; more than that where it is out of reach."""
     point = served_point(index.points, target)
-    reached = point.recall_assured(TOP) >= target
-    return point.flops / (2.0 * index.n * index.d) + (0 if reached else 1)
+    return point.flops / (2.0 * index.n * index.d) + (0 if _reaches(index, target) else 1)
 
 
-def _served(index: Searcher | GraphSearcher, val: Split, target: float) -> tuple[NDArray[np.float64], float]:
-    """Recall@10 of each query of a split, and the mean cost, as the index serves the target."""
+def _reaches(index: Searcher | GraphSearcher, target: float) -> bool:
+    return served_point(index.points, target).recall_assured(TOP) >= target
+
+
+def surely_cheaper(cost: NDArray[np.float64], than: NDArray[np.float64]) -> bool:
+    """Whether one cost of the same queries [m] is so much less than another that it pays, 95 % sure."""
+    gains = WORTH * than - cost
+    return float(gains.mean()) > SURE * float(gains.std(ddof=1)) / math.sqrt(len(gains))
+
+
+def _served(
+    index: Searcher | GraphSearcher, val: Split, target: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Recall@10 of each query of a split, and its cost, as the index serves the target."""
     x = np.asarray(val.queries)
     ids = index.search(x, TOP, recall=target, best_effort=True)[1]
     flops = index.cost(x, TOP, recall=target, best_effort=True).flops
-    return recalls(ids, np.asarray(val.top_ids), TOP), float(np.mean(flops)) / (2.0 * index.n * index.d)
+    return recalls(ids, np.asarray(val.top_ids), TOP), flops / (2.0 * index.n * index.d)
 
 
 def _of_log_recalls(

@@ -141,8 +141,8 @@ class Entries:
         return self.rows[self.starts[cell] : self.starts[cell] + self.sizes[cell]].reshape(-1)
 
 
-def one_store(parts: list[Entries], *, light: bool) -> FaissCellStore:
-    """A store of these keys, numbered part after part.
+def one_store(parts: list[Entries], *, light: bool, key_order: Ids | None = None) -> FaissCellStore:
+    """A store of these keys, numbered part after part, or so that key i is the `key_order[i]`-th of them.
 
     `light`: FAISS has no copy of float32 keys: quicker to make, slower for some queries with few probes.
     """
@@ -150,9 +150,13 @@ def one_store(parts: list[Entries], *, light: bool) -> FaissCellStore:
     firsts = np.cumsum([0, *(len(part.second) for part in parts)])
     order, sizes = _by_cell(np.concatenate([part.cells for part in parts]), c)
     numbers = [part.numbers + first for part, first in zip(parts, firsts, strict=False)]
-    entries = np.concatenate(numbers)[order].astype(np.int32)
-    second = np.concatenate([part.second for part in parts])
-    keys = [part.keys for part in parts if part.keys is not None]
+    entries, second = np.concatenate(numbers)[order], np.concatenate([part.second for part in parts])
+    float_keys = [part.keys for part in parts if part.keys is not None]
+    keys = np.concatenate(float_keys) if float_keys else None
+    if key_order is not None:
+        entries, second = np.argsort(key_order)[entries], second[key_order]
+        keys = None if keys is None else keys[key_order]
+    entries = entries.astype(np.int32)
     index = rows = None
     if light and store.storage == "flat":
         rows = _in_order(parts, order).view(np.float32)
@@ -170,7 +174,7 @@ def one_store(parts: list[Entries], *, light: bool) -> FaissCellStore:
         directory=None,
         sizes=sizes,
         entries=entries,
-        keys=np.concatenate(keys) if keys else None,
+        keys=keys,
         second=second if (second >= 0).any() else None,
     )
 

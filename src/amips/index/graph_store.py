@@ -241,7 +241,7 @@ class GraphStore:
         return grown(self, keys)
 
     def compacted(self, kept: NDArray[np.integer[Any]]) -> "GraphStore":
-        """A store of the keys `kept` alone, ascending numbers [m], which become 0 ... m - 1."""
+        """A store of the keys `kept` alone, numbers [m], which become 0 ... m - 1."""
         return compacted(self, kept)
 
     @property

@@ -40,7 +40,7 @@ class ListedKeys:
         return ListedKeys, (self.store,)
 
     def search(self, x: Floats, listed: NDArray[np.int32], k: int) -> tuple[Floats, Ids]:
-        """The k best of the keys [m, l] in 0..n-1 listed for queries, by <x, y>: scores and ids [m, k]."""
+        """Scores and ids [m, k] of the k best of the keys [m, l] listed for queries, by <x, y>; -1 skips."""
         keys = self.keys
         # Of many queries, a store that keeps its keys on disk reads each key once.
         if native.compiled is None or keys is None or (len(x) > 1 and mapped_file(keys) is not None):

@@ -193,13 +193,17 @@ def with_added(store: OwnCells, keys: Floats, first: Cells32, second: Cells32 | 
 
 
 def kept_cells(store: OwnCells, numbers: Ids | None) -> FaissCellStore:
-    """One store of these keys (ascending; all, if None), numbered anew."""
+    """One store of these keys (all, if None), which become 0, 1, ... in this order."""
     entries, low = list[Entries](), 0
+    ascending = None if numbers is None else np.sort(numbers)
     for part in parts_of(store):
         own = Entries.of_store(part)
-        if numbers is not None:
-            first, last = np.searchsorted(numbers, [low, low + part.n])
-            own = own.of(numbers[first:last] - low)
+        if ascending is not None:
+            first, last = np.searchsorted(ascending, [low, low + part.n])
+            own = own.of(ascending[first:last] - low)
         entries.append(own)
         low += part.n
-    return one_store(entries, light=False)
+    order = None
+    if numbers is not None and ascending is not None and (numbers != ascending).any():
+        order = np.searchsorted(ascending, numbers)
+    return one_store(entries, light=False, key_order=order)

@@ -48,6 +48,28 @@ class Matches:
         starts = np.append(0, np.cumsum(np.bincount(cell, minlength=len(store.sizes))))
         return cls(store, allowed, starts, every)
 
+    def after(self, store: OwnCells, allowed: KeyMask) -> "Matches":
+        """Of a store that grew out of this one, from which keys went and to which others came.
+
+        The same as `of`, in a few passes over the numbers.
+        """
+        stay = allowed.keys[self.numbers]
+        numbers, ends = self.numbers[stay], np.append(0, np.cumsum(stay))[self.starts]
+        more, cells, first = list[Ids](), list[Ids](), 0
+        for part in parts_of(store):
+            if first + part.n > self.store.n:
+                places = np.flatnonzero(part.entries >= self.store.n - first)
+                places = places[allowed.keys[part.entries[places] + first]]
+                more.append(part.entries[places] + first)
+                cells.append(np.searchsorted(part.starts, places, side="right") - 1)
+            first += part.n
+        if more:
+            cell = np.concatenate(cells)
+            order = np.argsort(cell, kind="stable")
+            numbers = np.insert(numbers, ends[cell[order] + 1], np.concatenate(more)[order])
+            ends = ends + np.append(0, np.cumsum(np.bincount(cell, minlength=len(ends) - 1)))
+        return Matches(store, allowed, ends, numbers)
+
     @cached_property
     def counts(self) -> Ids:
         """How many each cell has, [c]."""

@@ -22,6 +22,7 @@ from amips.search.inputs import (
     restore_norms,
     split_norms,
 )
+from amips.search.key_order import live_numbers
 from amips.search.living import Index
 from amips.search.loading import load
 from amips.search.measuring import (
@@ -141,6 +142,7 @@ __all__ = [
     "ladder",
     "learn_placement",
     "live_keys",
+    "live_numbers",
     "load",
     "margin_ladder",
     "mass_bounds",

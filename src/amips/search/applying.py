@@ -2,7 +2,7 @@
 
     add      keys [m, d], ids [m] or nothing, first and second cells [m] of an index of cells
     remove   numbers [m]
-    update   numbers [m] of the keys that go, and keys, ids and cells of those that come in their place
+    update   numbers [m] of the keys that go, and keys [m, d], ids and cells of those that come in their place
     attributes   of all keys, in the place of those that there were
 
 Of keys that are added there may be attributes: streams of Arrow IPC (`amips.search.attributes`) as uint8 [b].
@@ -24,6 +24,8 @@ from amips.search.attributes import Attributes
 from amips.search.changes import Change
 from amips.search.graph_searcher import GraphSearcher
 from amips.search.key_ids import next_id
+from amips.search.key_order import live_numbers, places_with
+from amips.search.label_room import LabelRoom
 from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index, with_facts
 from amips.search.searcher import Searcher
 from amips.vectors import inspect, open_vectors
@@ -65,20 +67,39 @@ def _checked_numbers(index: Snapshot, numbers: NDArray[Any]) -> Ids:
 def _without(index: Snapshot, numbers: Ids) -> Snapshot:
     plain = plain_index(index)
     alive = (plain.alive or KeyMask(np.ones(plain.n, np.bool_))).without(numbers)
-    return with_facts(index, alive=alive)
+    if not isinstance(plain, Searcher):
+        return with_facts(index, alive=alive)
+    after = _follows(plain, alive=alive)
+    return replace(index, index=after) if isinstance(index, MemorySearcher) else after
+
+
+def _follows(before: Searcher, **changed: Any) -> Searcher:
+    """The index with these changes; what was made ready to search it is taken over, or brought up to date."""
+    after = replace(before, **changed)
+    names = ["router", "_efforts", *(["_few", "_wider"] if after.store is before.store else [])]
+    vars(after).update({name: vars(before)[name] for name in names if name in vars(before)})
+    many, more = before.filters.of(None), after.filters.of(None)
+    if many is not None and more is not None and "lists" in vars(many):
+        vars(more)["lists"] = many.lists.after(more.store, more.allowed)
+    return after
 
 
 def _with(index: Snapshot, arrays: dict[str, NDArray[Any]]) -> Searcher | GraphSearcher:
-    """The index with more keys. A memory of the log goes: it does not know them."""
+    """The index with more keys. A memory of the log goes: its queries may want them, and it cannot know."""
     plain = plain_index(index)
     keys = arrays["keys"]
     if keys.ndim != 2 or keys.dtype != np.float32 or keys.shape[1] != plain.d or not np.isfinite(keys).all():
         raise BundleError("a change adds keys of another kind")
     m = len(keys)
     alive = None if plain.alive is None else plain.alive.followed_by(m)
-    labels = labels_with(plain.labels, plain.n, arrays.get("ids"), m)
+    labels, room = _labels_with(plain, arrays.get("ids"), m)
     attributes = _more_attributes(plain.attributes, m, arrays.get("attributes"))
-    changed: dict[str, Any] = {"alive": alive, "labels": labels, "fingerprint": "", "attributes": attributes}
+    replaced = arrays.get("numbers")
+    if replaced is not None and len(replaced) != m:
+        raise BundleError("a change puts keys in the place of more, or of fewer")
+    order = places_with(plain, m, replaced)
+    changed: dict[str, Any] = {"alive": alive, "labels": labels, "attributes": attributes, "order": order}
+    changed |= {"fingerprint": "", "label_room": room}
     if isinstance(plain, GraphSearcher):
         return replace(plain, store=plain.store.with_added(keys), **changed)
     store = own_cells(plain)
@@ -88,7 +109,7 @@ def _with(index: Snapshot, arrays: dict[str, NDArray[Any]]) -> Searcher | GraphS
         _check_cells(second, m, -1, plain.c)
         if (second == first).any():
             raise BundleError("a change puts a key into the same cell twice")
-    return replace(plain, store=with_added(store, keys, first, second), **changed)
+    return _follows(plain, store=with_added(store, keys, first, second), **changed)
 
 
 def _more_attributes(
@@ -121,36 +142,39 @@ def own_cells(index: Searcher) -> OwnCells:
     return index.store
 
 
-def labels_with(labels: NDArray[Any] | None, n: int, ids: NDArray[Any] | None, m: int) -> NDArray[Any] | None:
-    """The ids of n keys and of m more; None if all are key numbers."""
+def _labels_with(
+    plain: Searcher | GraphSearcher, ids: NDArray[Any] | None, m: int
+) -> tuple[NDArray[Any] | None, LabelRoom | None]:
+    """The ids of the keys and of m more, and where they are kept; None if all are key numbers."""
+    labels = plain.labels
     if ids is None:
         if labels is not None:
             raise BundleError("a change adds keys without ids to keys that have some")
-        return None
+        return None, None
     if ids.shape != (m,) or ids.dtype.kind not in "iU":
         raise BundleError("a change adds keys with ids of another kind")
-    older = np.arange(n) if labels is None else labels
+    older = np.arange(plain.n) if labels is None else labels
     if (older.dtype.kind == "i") != (ids.dtype.kind == "i"):
         raise BundleError("a change adds ids of another kind than there are")
-    return np.concatenate([older, ids])
+    return (plain.label_room or LabelRoom()).followed_by(older, ids)
 
 
 def compacted(index: Snapshot) -> Snapshot:
-    """The same keys without those that were removed, numbered anew, in one store."""
+    """The same keys without those that were removed, numbered anew in the user's order, in one store."""
     if isinstance(index, MemorySearcher):
-        if index.index.alive is None:
-            return index
-        index = index.index  # a memory knows keys by their numbers
-    kept = np.arange(index.n) if index.alive is None else index.alive.numbers
+        memory = index.memory.renumbered(live_numbers(index), index.n)
+        plain = compacted(index.index)
+        assert not isinstance(plain, MemorySearcher)
+        return plain if memory is None else MemorySearcher(plain, memory, index.points)
+    kept = live_numbers(index)
     if not len(kept):
         raise AmipsError("every key was removed: there is nothing to keep; add keys, or delete the bundle")
-    labels = index.labels
-    if len(kept) < index.n:
+    labels, attributes = index.labels, index.attributes
+    if len(kept) < index.n or index.order is not None:
         labels = kept if labels is None else labels[kept]
-    attributes = index.attributes
-    if attributes is not None and len(kept) < index.n:
-        attributes = attributes.rows_of(kept)
-    known: dict[str, Any] = {"alive": None, "labels": labels, "attributes": attributes}
+        attributes = None if attributes is None else attributes.rows_of(kept)
+    known: dict[str, Any] = {"alive": None, "labels": labels, "attributes": attributes, "order": None}
+    known["label_room"] = None
     latest = max(index.origin.next_id, next_id(index.labels, index.n))
     known["origin"] = replace(index.origin.renumbered(kept, index.n), next_id=latest)
     if isinstance(index, GraphSearcher):

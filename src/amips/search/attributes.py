@@ -167,9 +167,13 @@ def rows_like(source: Any, m: int, schema: Any) -> Any:
     return pa.table(columns, schema=schema).combine_chunks()
 
 
-def concatenated(tables: list[Any]) -> Any:
-    """One table of several with the same columns."""
-    return arrow("attributes").concat_tables(tables)
+def spread(table: Any, numbers: NDArray[np.int64], n: int) -> Any:
+    """A table of n rows: those of a table at these numbers, and no values elsewhere."""
+    if len(numbers) == n and (np.diff(numbers) > 0).all():
+        return table
+    places = np.full(n, len(numbers))  # a row without values, behind the others
+    places[numbers] = np.arange(len(numbers))
+    return arrow("attributes").concat_tables([table, nothing(table.schema, 1)]).take(places)
 
 
 def encoded(table: Any) -> Bytes:

@@ -5,7 +5,7 @@
       data-<id>/               everything else
       changes-<id>.log         what was changed since, if anything was (`amips.search.changes`)
       text.json, text-<id>/    the same for the texts of the keys, if there are any
-      previous.json            the manifest before the last refit, whose data stay until the next
+      previous-<id>.json       of the data directory data-<id>: the manifest before its refit, whose data stay
 
 A new version is written into a data directory of its own, and then the manifest is replaced by one
 rename. Before that moment the old bundle is whole, after it the new one is; what is left over of the
@@ -35,16 +35,17 @@ from amips.locks import locked
 from amips.signing import SIGNATURE, Trusted, approval
 from amips.untrusted import read_bounded
 
-MANIFEST, TEXT_MANIFEST, PREVIOUS = "manifest.json", "text.json", "previous.json"
+MANIFEST, TEXT_MANIFEST = "manifest.json", "text.json"
 FORMAT = 4
 LOCK = ".lock"
 WRITER = ".writer"  # held by who changes the bundle
 DATA = re.compile(r"data-[0-9a-f]{12}")
 FILE = re.compile(r"[a-z]+\.(npy|json|safetensors|arrow)")  # what may be in it
-_NAMES = "|".join(re.escape(name) for name in (MANIFEST, TEXT_MANIFEST, PREVIOUS, SIGNATURE))
+_PREVIOUS = r"previous-[0-9a-f]{12}\.json"
+_NAMES = "|".join([_PREVIOUS, *(re.escape(name) for name in (MANIFEST, TEXT_MANIFEST, SIGNATURE))])
 _PARTIAL = rf"\.({_NAMES})\.\d+\.tmp"
 OWN = re.compile(
-    rf"{DATA.pattern}|changes-[0-9a-f]{{12}}\.log|{_PARTIAL}|\.lock|\.writer|previous\.json"
+    rf"{DATA.pattern}|changes-[0-9a-f]{{12}}\.log|{_PARTIAL}|\.lock|\.writer|{_PREVIOUS}"
     rf"|{re.escape(SIGNATURE)}"  # the signature of the manifest before
 )  # what a save may leave behind
 TEXT_OWN = re.compile(rf"text-[0-9a-f]{{12}}|{_PARTIAL}")  # what adding texts may
@@ -76,34 +77,40 @@ def replace_bundle(
         nullcontext() if writing else locked(out / WRITER, busy_writer(out)),
     ):
         previous = previous or ("keep" if writing else "drop")
-        if previous == "this":  # a crash behind this leaves the present version as the one before
-            write_atomic(out / PREVIOUS, read_bounded(out / MANIFEST, BundleError))
-            before: str | None = data_name(out)
-        else:
-            before = _previous_data(out) if previous == "keep" else None
-        _replace(out, MANIFEST, out / f"data-{_new_id()}", fields, write, OWN, _names_of(before))
+        data, before = out / f"data-{_new_id()}", None
+        if previous == "this":
+            before = MANIFEST
+        elif previous == "keep" and has_previous(out):
+            before = previous_manifest(out)
+        if before is None:
+            _replace(out, MANIFEST, data, fields, write, OWN)
+            return
+        manifest, name = read_bounded(out / before, BundleError), data_name(out, before)
+
+        def write_both(folder: Path) -> tuple[dict[str, Any], list[str]]:
+            result = write(folder)
+            write_atomic(out / _previous_of(folder.name), manifest)
+            return result
+
+        stays = rf"{_previous_of(data.name)}|{name}|changes-{name.removeprefix('data-')}\.log"
+        _replace(out, MANIFEST, data, fields, write_both, OWN, re.compile(stays))
 
 
-def _names_of(data: str | None) -> "re.Pattern[str]":
-    """The names of what a version to go back to is made of; none where there is none."""
-    if data is None:
-        return NOTHING
-    return re.compile(rf"{re.escape(PREVIOUS)}|{data}|changes-{data.removeprefix('data-')}\.log")
+def _previous_of(data: str) -> str:
+    """The name of the manifest before that of a data directory: both become valid by the same rename."""
+    return f"previous-{data.removeprefix('data-')}.json"
 
 
-def _previous_data(path: Path) -> str | None:
-    """The data directory of the version to go back to; None if there is none."""
-    if not (path / PREVIOUS).exists():
-        return None
-    name = _checked_data(path, read_json(path / PREVIOUS, BundleError))
-    return None if name == data_name(path) else name  # of a refit that did not get to its end
+def has_previous(path: Path) -> bool:
+    """Whether there is a version to go back to."""
+    return (path / _previous_of(data_name(path))).exists()
 
 
-def check_previous(path: Path) -> str:
-    """The data directory of the version to go back to; BundleError if there is none."""
-    if (name := _previous_data(path)) is None:
+def previous_manifest(path: Path) -> str:
+    """The name of the manifest of the version to go back to; BundleError if there is none."""
+    if not has_previous(path):
         raise BundleError(f"{path} was not refitted: there is nothing to go back to")
-    return name
+    return _previous_of(data_name(path))
 
 
 def busy_writer(path: Path) -> BundleError:
@@ -113,9 +120,9 @@ def busy_writer(path: Path) -> BundleError:
     )
 
 
-def data_name(path: Path) -> str:
+def data_name(path: Path, manifest: str = MANIFEST) -> str:
     """The name of the data directory of a bundle."""
-    return _checked_data(path, read_json(path / MANIFEST, BundleError))
+    return _checked_data(path, read_json(path / manifest, BundleError))
 
 
 def _checked_data(path: Path, manifest: dict[str, Any]) -> str:
@@ -155,7 +162,12 @@ def _replace(
     try:
         data.mkdir()
         stated, files = write(data)
-        fsync_directory(data)  # its names must be on disk before the manifest that relies on them
+        for folder in (
+            data,
+            out,
+            out.parent,
+        ):  # names must be on disk before the manifest that relies on them
+            fsync_directory(folder)
         listed = [f"{data.name}/{file}" for file in files]
         write_manifest(out, manifest, {**fields, "data": data.name, **stated}, listed)
     except BaseException as problem:

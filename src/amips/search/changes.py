@@ -9,13 +9,15 @@ It begins with a line that names the format. Each record is
              the arrays, one after the other; the end, which is not zero
 
 A record is acknowledged when it is on disk. One that is cut off at the end of the file was not: it is
-dropped, also where a file system that crashed has left zeros in the place of what is missing. Anything else
-that does not fit is damage, and an error that names the record.
+dropped. So is a last one of which some blocks are missing, with a warning: blocks of a file reach the disk in
+any order, and what a crash left of a record cannot be told from what befell it later. A record that does not
+fit and that others follow is damage, and an error that names it.
 """
 
 import json
 import os
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,12 +126,14 @@ def changes_file(bundle: Path, data: str) -> Path:
 def read_changes(path: Path, since: Place = START) -> Iterator[tuple[Change, Place]]:
     """The changes in a file after a place, each with the place behind it; none where there is no file.
 
-    A record that is cut off ends it. BundleError on a damaged one, when it is reached.
+    A last record that is not whole ends it. BundleError on a damaged one, when it is reached.
     """
     if not os.path.lexists(path):
         return
     with open_regular(path, BundleError, follow=False) as file:
         size = os.fstat(file.fileno()).st_size
+        if not since.stands_in(file.fileno()):
+            raise _other_file(path)
         at, number = since.offset, since.number
         if at == 0:
             first = file.read(len(FIRST_LINE))
@@ -152,26 +156,62 @@ def read_changes(path: Path, since: Place = START) -> Iterator[tuple[Change, Pla
 
 
 def _read_record(path: Path, file: BinaryIO, number: int, size: int) -> tuple[bytes, bytes] | None:
-    """Head and body of the next record; None at the end of the file, and of a record that is cut off."""
+    """Head and body of the next record; None at the end of the file, and of a last one that is not whole."""
     head = file.read(HEAD_SIZE)
     if len(head) < HEAD_SIZE:
         return None
-    magic, stated, length, crc = HEAD.unpack_from(head)
-    (head_crc,) = CRC.unpack_from(head, HEAD.size)
-    if magic != MAGIC or stated != number or zlib.crc32(head[: HEAD.size]) != head_crc:
+    _, stated, length, crc = HEAD.unpack_from(head)
+    if not _is_head(head) or stated != number:
+        behind = file.tell()
         if _ends_in_zeros(file):
             return None
-        raise BundleError(f"{path}: record {number} is damaged: its head is not what was written")
+        file.seek(behind)
+        if _is_head(head) or _another_follows(file, number):
+            raise BundleError(f"{path}: record {number} is damaged: its head is not what was written")
+        _warn_dropped(path, number)
+        return None
     if length > size - file.tell():
         return None
     body = file.read(length)
     if len(body) < length:
         return None
     if zlib.crc32(body) != crc:
-        if body.endswith(bytes(len(END))) and _ends_in_zeros(file):
-            return None
-        raise BundleError(f"{path}: record {number} is damaged: its bytes are not what was written")
+        if not _ends_in_zeros(file):
+            raise BundleError(f"{path}: record {number} is damaged: its bytes are not what was written")
+        if not body.endswith(bytes(len(END))):
+            _warn_dropped(path, number)
+        return None
     return head, body
+
+
+def _other_file(path: Path) -> BundleError:
+    return BundleError(f"{path} is not what it was any more: load the bundle again")
+
+
+def _warn_dropped(path: Path, number: int) -> None:
+    text = f"{path}: the last record, {number}, is not whole, and is dropped: of a crash, or damaged later"
+    warnings.warn(text, stacklevel=2)
+
+
+def _is_head(data: bytes) -> bool:
+    """Whether these bytes are the head of some record."""
+    (crc,) = CRC.unpack_from(data, HEAD.size)
+    return data.startswith(MAGIC) and zlib.crc32(data[: HEAD.size]) == crc
+
+
+def _another_follows(file: BinaryIO, number: int) -> bool:
+    """Whether what follows has the head of the record of this number, or of a later one."""
+    window = b""
+    while block := file.read(CHUNK):
+        window += block
+        at = window.find(MAGIC)
+        while 0 <= at <= len(window) - HEAD_SIZE:
+            head = window[at : at + HEAD_SIZE]
+            if _is_head(head) and HEAD.unpack_from(head)[1] >= number:
+                return True
+            at = window.find(MAGIC, at + 1)
+        window = window[1 - HEAD_SIZE :]
+    return False
 
 
 def _ends_in_zeros(file: BinaryIO) -> bool:
@@ -201,7 +241,7 @@ class ChangeWriter:
         self.close = finalize(self, os.close, self._handle)  # also when it is forgotten
         if not place.stands_in(self._handle):
             self.close()
-            raise BundleError(f"{path} is not what it was any more: load the bundle again")
+            raise _other_file(path)
         self._cut()
         if place.offset == 0:
             self._write(FIRST_LINE)
@@ -210,6 +250,7 @@ class ChangeWriter:
 
     def append(self, change: Change) -> Place:
         """Write a record; it is on disk when this returns. What fails leaves the file as it was."""
+        self._cut()  # what an interrupt has left behind the place was not acknowledged
         body, number = change.encoded(), self.place.number + 1
         head = HEAD.pack(MAGIC, number, len(body), zlib.crc32(body))
         head += CRC.pack(zlib.crc32(head))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from amips.errors import AmipsError, BundleError
 from amips.resources import plain_resource_errors
 from amips.search.applying import applied, compacted, live_keys, own_cells
-from amips.search.attributes import concatenated, encoded, nothing, read_table, rows_like
+from amips.search.attributes import encoded, read_table, rows_like, spread
 from amips.search.bundle import save, write_snapshot
 from amips.search.bundle_directory import Previous, bundle_stamp, replace_bundle
 from amips.search.bundle_state import Opened, Writer, followed, open_bundle
@@ -29,6 +29,7 @@ from amips.search.changes import START, Change, Place
 from amips.search.filters import Filters
 from amips.search.inputs import checked_keys
 from amips.search.key_ids import KeyIds
+from amips.search.key_order import live_numbers
 from amips.search.memory_searcher import Snapshot, plain_index
 from amips.search.placing import Placer
 from amips.search.searcher import Searcher
@@ -175,15 +176,11 @@ class ChangingIndex:
 
         Args:
             table: an Arrow table or record batch, a pandas data frame, or a Parquet or Arrow file: one row a
-                key, in the order in which keys were given and added, without those that were removed.
+                key, in the order in which keys were given and added, without those that were removed; an
+                updated key has the place of the one before.
         """
         with self._writing():
-            plain = plain_index(self.snapshot)
-            rows = read_table(table, self.n)
-            if plain.alive is not None:
-                places = np.cumsum(plain.alive.keys) - 1
-                places[~plain.alive.keys] = self.n  # a row without values, behind the others
-                rows = concatenated([rows, nothing(rows.schema, 1)]).take(places)
+            rows = spread(read_table(table, self.n), live_numbers(self.snapshot), self.snapshot.n)
             self._make(Change("attributes", {"attributes": encoded(rows)}))
 
     @plain_resource_errors()

@@ -182,7 +182,7 @@ def _way(
     if isinstance(index, MemorySearcher):
         point = index._point(recall, k, best_effort, (margin, probes, min_mass, allowed))
         one = None if point is None else one_query(x, index.d)
-        if one is not None and index.memory.recognise_one(one[0]) is not None:
+        if one is not None and index.memory.recognise_one(one[0], behind.alive) is not None:
             return "memory", nothing
     if isinstance(behind, GraphSearcher):
         return "graph", nothing

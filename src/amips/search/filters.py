@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from amips.errors import AmipsError
 from amips.index import KeyMask
+from amips.search.applying import live_keys
 from amips.search.key_ids import check_kind
+from amips.search.key_order import live_numbers, place_count
 from amips.search.memory_searcher import Snapshot, plain_index
 from amips.vectors import read_ids
 
@@ -70,20 +72,19 @@ class Filters:
 
     def _chosen(self, chosen: NDArray[Any]) -> NDArray[np.bool_]:
         """A mask of all keys, by number."""
-        n, alive = self._index.n, self._index.alive
-        live = n if alive is None else alive.count
+        n, every, live = self._index.n, place_count(self._index), live_keys(self._index)
         if chosen.dtype == np.bool_:
-            if chosen.shape == (n,):
-                return chosen.copy()
-            if alive is not None and chosen.shape == (alive.count,):
+            if chosen.shape == (every,):
+                return chosen.copy() if self._index.order is None else chosen[self._index.order]
+            if chosen.shape == (live,):
                 keys = np.zeros(n, np.bool_)
-                keys[alive.numbers[chosen]] = True
+                keys[live_numbers(self._index)[chosen]] = True
                 return keys
             raise AmipsError(
                 f"filter: a mask of shape {list(chosen.shape)}, expected one value a key, [{live}]"
             )
         keys, labels = np.zeros(n, np.bool_), self._index.labels
-        as_long = len(chosen) > 2 and len(chosen) in (n, live) and chosen.dtype.kind == "i"
+        as_long = len(chosen) > 2 and len(chosen) in (every, live) and chosen.dtype.kind == "i"
         if as_long and chosen.min() >= 0 and chosen.max() <= 1:  # nobody names two ids so often
             raise AmipsError("filter: this looks like a mask, of numbers; give it as bool")
         check_kind(chosen, labels is not None and labels.dtype.kind == "U")

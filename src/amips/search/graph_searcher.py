@@ -26,6 +26,7 @@ from amips.search.inputs import (
     restore_norms,
     split_norms,
 )
+from amips.search.label_room import LabelRoom
 from amips.search.origin import Origin
 from amips.search.points import Point, point_for
 from amips.search.report import Report
@@ -52,6 +53,8 @@ class GraphSearcher:
         alive: the keys that were not removed; None if none was.
         attributes: of the keys, which a search can be conditioned on; None if there are none.
         origin: what it was fitted on, and what was done to it since.
+        label_room: where the labels are kept, with places for more; None if there are none.
+        order: the user's place of each key number, [n] (`amips.search.key_order`); None if it is the number.
     """
 
     store: GraphStore
@@ -64,6 +67,8 @@ class GraphSearcher:
     alive: KeyMask | None = None
     attributes: Attributes | None = None
     origin: Origin = Origin()  # noqa: RUF009
+    order: Ids | None = None
+    label_room: LabelRoom | None = None
 
     model = None  # nothing chooses cells
     spilled = 0  # keys in second cells

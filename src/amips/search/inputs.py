@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from amips.arguments import check_choice, check_whole, refused
 from amips.errors import AmipsError, VectorError
+from amips.search.key_ids import check_usable
 from amips.vectors import Floats, inspect, open_vectors, read_ids, unit_rows
 
 Ids = NDArray[np.int64]
@@ -168,7 +169,5 @@ def check_labels(ids: Any, n: int) -> NDArray[Any]:
     labels = read_ids(ids)
     if labels.shape != (n,):
         raise AmipsError(f"ids of shape {list(labels.shape)}: expected one for each of the {n} keys")
-    nothing = -1 if labels.dtype.kind == "i" else ""
-    if (labels == nothing).any():
-        raise AmipsError(f"ids: {nothing!r} means that there is no result, so no key can have it")
+    check_usable(labels)
     return labels

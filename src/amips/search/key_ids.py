@@ -29,6 +29,15 @@ def check_kind(ids: NDArray[Any], strings: bool) -> None:
         raise AmipsError(f"the ids of this index are {kinds[strings]}, not {kinds[not strings]}")
 
 
+def check_usable(ids: NDArray[Any]) -> None:
+    """AmipsError if a key cannot have one of these ids: what stands for no result, or a negative number."""
+    if ids.dtype.kind == "U":
+        if (ids == "").any():
+            raise AmipsError("ids: '' means that there is no result, so no key can have it")
+    elif len(ids) and (least := int(ids.min())) < 0:
+        raise AmipsError(f"ids: {least} is negative, where -1 means that there is no result: begin with 0")
+
+
 class KeyIds:
     """The numbers of the keys of an index by their ids: a sorted table, and what has changed since.
 
@@ -98,9 +107,7 @@ class KeyIds:
         values = self.checked(ids)
         if len(values) != m:
             raise AmipsError(f"{len(values):,} ids for {m:,} keys: give one for each; nothing was changed")
-        nothing: Any = "" if values.dtype.kind == "U" else -1
-        if (values == nothing).any():
-            raise AmipsError(f"ids: {nothing!r} means that there is no result, so no key can have it")
+        check_usable(values)
         if (present := self.numbers(values) >= 0).any():
             raise AmipsError(
                 f"id {values[present][0].item()!r} is in this index already: update it, or choose another; "

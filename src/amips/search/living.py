@@ -64,9 +64,9 @@ class Index(RefittableIndex):
             x: queries [m, d], or one query [d].
             k: results for each query.
             filter: the keys that may be results: bool [n], one value a key in the order in which keys were
-                given and added (with key numbers for ids and nothing removed, that of id i is filter[i]); or
-                an array of ids, or a file of them (a `Path` where ids are strings). Ids that are not there
-                are passed over.
+                given and added, where an updated key has the place of the one before (with key numbers for
+                ids and nothing removed, that of id i is filter[i]); or an array of ids, or a file of them
+                (a `Path` where ids are strings). Ids that are not there are passed over.
             where: a condition on the attributes of keys: "lang = 'en' and price < 20", an
                 expression of `pyarrow.compute`, or a list of tuples as `pyarrow.parquet` takes it. With both,
                 both must hold. As many results as match, up to k; the recall is kept behind them.

@@ -8,7 +8,10 @@ found is then scored with the query itself.
     loggedsizes.npy         int64 [c]: how many each cell has
     loggedcentroids.npy     float32 [c, r]
     loggedprojection.npy    float32 [r, d]: what queries are multiplied with
-    loggedtop.npy           int32 [m, depth]: the top keys of each, best first
+    loggedtop.npy           int32 [m, depth]: the top keys of each, best first; -1 for one that was removed
+
+A logged query of which more than a few top keys were removed is not recognised any more: others have taken
+their places, and it does not know which.
 """
 
 import math
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 
 from amips.cells import kmeans
 from amips.errors import BundleError
-from amips.index import FaissCellStore, FewSearch, read_array
+from amips.index import FaissCellStore, FewSearch, KeyMask, read_array
 from amips.npy import save_npy
 from amips.search.searcher import Searcher
 from amips.vectors import Floats, open_vectors, unit_rows
@@ -32,6 +35,7 @@ Ids = NDArray[np.int64]
 MEMORY_FILES = [f"logged{name}.npy" for name in ("", "sizes", "centroids", "projection", "top")]
 DIMENSIONS = 32  # enough to recognise a query
 PROBES = 2  # of the square root of the logged queries: one misses three times as many
+LEFT = 0.875  # of the top keys of a logged query, that must be there for it to be recognised
 TOGETHER = 64  # queries that are looked up in one compiled call: what it needs stays in the cache
 
 
@@ -83,13 +87,21 @@ class Memory:
         scores, ids = self._look_up(self._reduced(u))
         return scores[:, 0], ids[:, 0]
 
-    def recognise(self, u: Floats) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Which queries of norm 1 [m, d] are recognised, and the candidates of those [recognised, depth]."""
+    def recognise(
+        self, u: Floats, alive: KeyMask | None = None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """Which queries of norm 1 [m, d] are recognised, and the candidates of those [recognised, depth].
+
+        `alive` are the keys that were not removed; -1 is in the place of the others.
+        """
         cosine, ids = self.nearest(u)
         known = cosine >= self.floor
-        return known, self.top[ids[known]]
+        candidates = _present(self.top[ids[known]], alive)
+        enough = _enough(candidates)
+        known[known] = enough
+        return known, candidates[enough]
 
-    def recognise_one(self, v: Floats) -> NDArray[np.int32] | None:
+    def recognise_one(self, v: Floats, alive: KeyMask | None = None) -> NDArray[np.int32] | None:
         """The candidates [1, depth] of one query [1, d] of any norm but 0; None if it is not recognised.
 
         What `recognise` does for many, at a fraction of the calls.
@@ -100,7 +112,20 @@ class Memory:
         if not norm or scores[0, 0] < self.floor * norm:
             return None
         place = int(ids[0, 0])
-        return self.top[place : place + 1]
+        candidates = _present(self.top[place : place + 1], alive)
+        return candidates if _enough(candidates)[0] else None
+
+    def renumbered(self, kept: Ids, n: int) -> "Memory | None":
+        """The same where of n keys these are left, numbered anew; None if it recognises nothing then."""
+        numbers = np.full(n + 1, -1, np.int32)  # of -1: -1
+        numbers[kept] = np.arange(len(kept))
+        top = numbers[self.top]
+        enough = _enough(top)
+        if not enough.any():
+            return None
+        cells = np.repeat(np.arange(len(self.sizes)), self.sizes)[enough]
+        sizes = np.bincount(cells, minlength=len(self.sizes))
+        return replace(self, logged=self.logged[enough], sizes=sizes, top=top[enough])
 
     def flops(self, u: Floats) -> Ids:
         """FLOPs of looking up queries of norm 1 [m, d], recognised or not."""
@@ -168,6 +193,17 @@ class Memory:
         # None is larger than the sum, so that the sum cannot pass over the largest number without being seen.
         if not m or not r or not len(sizes) or sizes.min() < 0 or sizes.max() > m or sizes.sum() != m:
             raise BundleError(f"{paths[1]} is damaged: the cells do not have {m} logged queries together")
-        if not top.size or top.min() < 0 or top.max() >= n:
+        if not top.size or top.min() < -1 or top.max() >= n or not _enough(top).all():
             raise BundleError(f"{paths[4]} is damaged: it names a key that is not there")
         return cls(logged, sizes, centroids, projection, top, gate)
+
+
+def _present(top: NDArray[np.int32], alive: KeyMask | None) -> NDArray[np.int32]:
+    """Listed keys, with -1 in the place of those that were removed."""
+    return top if alive is None else np.where((top >= 0) & alive.keys[top], top, np.int32(-1))
+
+
+def _enough(top: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Of which rows [m, depth] enough keys are there."""
+    enough: NDArray[np.bool_] = (top >= 0).sum(axis=1) >= LEFT * top.shape[1]
+    return enough

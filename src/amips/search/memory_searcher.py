@@ -164,7 +164,7 @@ class MemorySearcher:
         if one is None:
             return None
         v, exponent = one
-        candidates = self.memory.recognise_one(v)
+        candidates = self.memory.recognise_one(v, self.index.alive)
         if candidates is None:
             if isinstance(self.index, GraphSearcher):
                 return self.index.search(x, k, margin=point.margin)
@@ -183,7 +183,7 @@ class MemorySearcher:
         recognised = np.zeros(len(x), np.bool_)
         for low in range(0, len(x), BATCH):
             u, v, exponents = split_norms(x[low : low + BATCH])
-            known, candidates = self.memory.recognise(u)
+            known, candidates = self.memory.recognise(u, self.index.alive)
             if known.any():
                 rows = low + np.flatnonzero(known)
                 best, ids[rows] = self._listed.search(v[known], candidates, k)
@@ -232,7 +232,7 @@ class MemorySearcher:
     def cost_with(self, x: Floats, k: int, point: Point) -> Cost:
         """The cost of float32 queries [m, d] at a point."""
         u = split_norms(x)[0]
-        known, _ = self.memory.recognise(u)
+        known, _ = self.memory.recognise(u, self.index.alive)
         depth = self.memory.depth
         flops, scanned = np.full(len(x), 2 * self.d * depth), np.full(len(x), depth)
         probed = np.zeros(len(x), np.int64)
@@ -250,7 +250,7 @@ class MemorySearcher:
         self, recall: float | None, k: int, best_effort: bool, efforts: tuple[Any, ...]
     ) -> Point | None:
         """The point that serves what was asked, if the memory is part of it; None if the index alone is."""
-        if k > TOP or self.index.alive is not None or any(effort is not None for effort in efforts):
+        if k > TOP or any(effort is not None for effort in efforts):
             return None
         recall = self.target_recall if recall is None else recall
         if recall is None or not self.points:

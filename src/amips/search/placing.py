@@ -38,6 +38,7 @@ LONG, LONG_SAMPLE = (
     2.0,
     1 << 12,
 )  # times as long as any of so many keys: queries everywhere may want such a key
+GRAM_CELLS, GRAM_KEYS = 1 << 11, 100  # most cells whose products are kept, for so many keys at a time: 16 MB
 BLOCK_FLOATS = 1 << 22  # scores of cells at a time
 
 
@@ -164,8 +165,8 @@ class Placer:
     Args:
         centroids: of the cells, [c, d].
         scales: how long the mean point of each cell is in the direction of its centroid, [c].
-        means: of the cells, in that direction, [c, d]. Their products with each other are made as they are
-            asked for: all together are c^2, 640 MB for ten million keys.
+        means: of the cells, in that direction, [c, d]. Their products with each other are kept where cells
+            are few; of many they are made as they are asked for: 640 MB for ten million keys.
         bound: how good a second cell must be: as many keys get one as there were; None for none at all.
         longest: norm of the longest of some keys.
     """
@@ -223,6 +224,12 @@ class Placer:
         return first, second
 
     @cached_property
+    def _gram(self) -> Floats:
+        """<c_i, c_j> of the means, [c, c]."""
+        gram: Floats = self.means @ self.means.T
+        return gram
+
+    @cached_property
     def _lengths(self) -> Floats:
         """|c_j|^2 of the means, [c]."""
         lengths: Floats = np.einsum("ij,ij->i", self.means, self.means)
@@ -241,7 +248,10 @@ class Placer:
         to_own = products[rows, own].copy()
         length = np.maximum(squares - 2 * to_own + lengths[own], 1e-12)
         # <r, r'> = |z|^2 - <z, c_own> - <z, c_j> + <c_own, c_j>, in passes over one table.
-        loss = means[own] @ means.T
+        if len(means) <= GRAM_CELLS and len(points) >= GRAM_KEYS:
+            loss = self._gram[own]
+        else:
+            loss = means[own] @ means.T
         loss -= products
         loss += (squares - to_own)[:, None]
         np.square(loss, out=loss)

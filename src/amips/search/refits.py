@@ -4,8 +4,9 @@ What makes the better index is `amips.fitting.refitting`, which trains, and sear
 it puts itself here when amips is imported.
 """
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amips.arguments import check_number, check_seed
@@ -13,9 +14,9 @@ from amips.errors import AmipsError
 from amips.resources import plain_resource_errors
 from amips.search.applying import compacted
 from amips.search.bundle import read_index
-from amips.search.bundle_directory import PREVIOUS, check_previous
+from amips.search.bundle_directory import data_name, previous_manifest
 from amips.search.bundle_state import Opened, replayed
-from amips.search.changes import START
+from amips.search.changes import START, Place
 from amips.search.changing import State
 from amips.search.memory_searcher import Snapshot, plain_index, with_facts
 from amips.search.since import with_changes_of
@@ -95,14 +96,24 @@ class RefittableIndex(WatchedIndex):
 
     _before: Snapshot | None = None  # the last refit, of an index in memory
 
+    def __init__(self, snapshot: Snapshot, opened: Opened | None = None, place: Place | None = None) -> None:
+        super().__init__(snapshot, opened, place)
+        self._refitting = threading.Lock()
+
+    def renew_locks(self) -> None:
+        """In a forked child: a lock that another thread of the parent held is nobody's to let go of."""
+        super().renew_locks()
+        self._refitting = threading.Lock()
+
     @plain_resource_errors()
     def refit(self, new_queries: Any, minutes: float = REFIT_MINUTES, *, seed: int = 0) -> Refit:
         """Learn from new queries, in about so many minutes, and put what is better in place, in one step.
 
         It begins with what is there: cells and router, or the edges of a graph. Keys stay where they are
         unless moving them pays. New queries and the sample of the log are mixed, newer ones count more, and
-        all is chosen on the newest fifth of the new ones. Others go on searching meanwhile. AmipsError, and
-        nothing is changed, if nothing is better on those; `rollback` undoes it.
+        all is chosen on the newest fifth of the new ones. Others go on searching and changing meanwhile: keys
+        that come and go are so in what is put in place. AmipsError, and nothing is changed, if nothing is
+        better on those; `rollback` undoes it.
 
         Args:
             new_queries: [m, d], an array or a file, in the order of time.
@@ -113,16 +124,32 @@ class RefittableIndex(WatchedIndex):
         check_seed(seed)
         if not _refitters:
             raise AmipsError("nothing is here that refits: import amips")
-        with self._writing():
-            before, opened = self._whole(), self._state.opened
+        if not self._refitting.acquire(blocking=False):
+            raise AmipsError("this index is being refitted already: wait for that")
+        try:
+            with self._writing():
+                begun, before = self._state.snapshot, self._whole()
             result = _refitters[0](before, new_queries, minutes, seed)
-            if opened is None:
-                self._before = before
-                self._put(State(result.index))
-            else:
-                self._replace(result.index, "this")
-            self._adaptation = None
-            return result
+            with self._writing():
+                if self._state.snapshot is not begun:
+                    result = replace(result, index=self._caught_up(result.index, before))
+                if self._state.opened is None:
+                    self._before = before
+                    self._put(State(result.index))
+                else:
+                    self._replace(result.index, "this")
+                self._adaptation = None
+                return result
+        finally:
+            self._refitting.release()
+
+    def _caught_up(self, better: Snapshot, before: Snapshot) -> Snapshot:
+        """What a refit made of an index, with the keys that have come and gone since."""
+        now = self._whole()
+        if now.origin.events != before.origin.events:
+            raise AmipsError("this index was refitted, rolled back or adopted meanwhile: refit it again")
+        better = with_changes_of(better, now)
+        return with_facts(better, origin=replace(better.origin, next_id=now.origin.next_id))
 
     @plain_resource_errors()
     def rollback(self) -> None:
@@ -137,14 +164,16 @@ class RefittableIndex(WatchedIndex):
                     raise AmipsError("this index was not refitted: there is nothing to go back to")
                 before = self._before
             else:
-                data = check_previous(opened.path)
+                manifest = previous_manifest(opened.path)
+                data = data_name(opened.path, manifest)
                 options = {name: value for name, value in opened.options.items() if name == "model"}
-                index = read_index(opened.path, manifest=PREVIOUS, **options)
+                index = read_index(opened.path, manifest=manifest, **options)
                 assert not isinstance(index, WrappedIndex)
                 before, _ = replayed(index, Opened(opened.path, None, data).changes, START)
             now = self._whole()
-            origin = before.origin.after("rolled back", next_id=now.origin.next_id)
-            snapshot = with_facts(with_changes_of(before, now), origin=origin)
+            snapshot = with_changes_of(before, now)
+            origin = snapshot.origin.after("rolled back", next_id=now.origin.next_id)
+            snapshot = with_facts(snapshot, origin=origin)
             if opened is None:
                 self._put(State(snapshot))
                 self._before = None

@@ -40,6 +40,7 @@ from amips.search.inputs import (
     restore_norms,
     split_norms,
 )
+from amips.search.label_room import LabelRoom
 from amips.search.origin import Origin
 from amips.search.placing import BY_KEY, Placement
 from amips.search.points import Point
@@ -71,6 +72,8 @@ class Searcher:
         attributes: of the keys, which a search can be conditioned on; None if there are none.
         depths: recall behind filters, by selectivity and effort; of all keys first.
         origin: what it was fitted on, and what was done to it since.
+        label_room: where labels are kept, with places for more.
+        order: the user's place of each key number, [n] (`amips.search.key_order`); None if it is the number.
     """
 
     store: CellStore
@@ -87,6 +90,8 @@ class Searcher:
     attributes: Attributes | None = None
     depths: list[Depth] = field(default_factory=list)
     origin: Origin = Origin()  # noqa: RUF009
+    order: Ids | None = None
+    label_room: LabelRoom | None = None
 
     def __post_init__(self) -> None:
         if known := getattr(self.store, "fingerprint", ""):
@@ -193,9 +198,7 @@ class Searcher:
         scores[bad], ids[bad] = -np.inf, -1
         return scores, labelled(ids, self.labels)
 
-    @cached_property
-    def _efforts(self) -> dict[Any, Effort]:  # by recall and k
-        return {}
+    _efforts = cached_property[dict[Any, Effort]](lambda _: {})  # by recall and k
 
     def search_few(
         self, x: Any, k: int, effort: Effort, allowed: KeyMask | None = None

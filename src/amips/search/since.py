@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amips.search.applying import applied, compacted, own_cells
-from amips.search.attributes import Attributes
 from amips.search.changes import Change
+from amips.search.key_order import live_numbers
 from amips.search.memory_searcher import Snapshot, plain_index, with_facts
 from amips.search.placing import Placer
 from amips.search.searcher import Searcher
@@ -23,17 +23,24 @@ def with_changes_of(before: Snapshot, now: Snapshot) -> Snapshot:
 
     `now` has no removed keys in it.
     """
-    alive, new = plain_index(before).alive, ids_of(now)
-    numbers = np.arange(before.n) if alive is None else alive.numbers
-    stay = _stayed(before, now, numbers)
-    gone, fresh = np.setdiff1d(numbers, stay), np.arange(len(stay), now.n)
+    numbers, changed = live_numbers(before), plain_index(before).alive is not None
+    at = _places_in(now, ids_of(before)[numbers])
+    stays = at >= 0
+    for low in range(0, len(numbers), BLOCK):
+        rows = low + np.flatnonzero(stays[low : low + BLOCK])
+        stays[rows] = (keys_at(before, numbers[rows]) == keys_at(now, at[rows])).all(axis=1)
+    stay, gone, at = numbers[stays], numbers[~stays], at[stays]
+    fresh = np.setdiff1d(np.arange(now.n), at)
     if len(gone):
         before = applied(before, Change("remove", {"numbers": gone}))
     if len(fresh):
-        before = applied(before, Change("add", _added(before, keys_at(now, fresh), new[fresh])))
-    if len(gone) or len(fresh) or alive is not None:
-        before = compacted(before)
-    return with_facts(before, attributes=_attributes(now, ids_of(before)))
+        added = _added(before, keys_at(now, fresh), ids_of(now)[fresh])
+        before = applied(before, Change("add", added))
+    order = np.zeros(before.n, np.int64)
+    order[stay], order[before.n - len(fresh) :] = at, fresh
+    if changed or len(gone) or len(fresh) or (np.diff(order) < 0).any():
+        before = compacted(with_facts(before, order=order))
+    return with_facts(before, attributes=plain_index(now).attributes)
 
 
 def ids_of(snapshot: Snapshot) -> NDArray[Any]:
@@ -41,35 +48,12 @@ def ids_of(snapshot: Snapshot) -> NDArray[Any]:
     return np.arange(snapshot.n) if snapshot.labels is None else snapshot.labels
 
 
-def _stayed(before: Snapshot, now: Snapshot, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of these keys that `now` begins with, in the order of their numbers, as they were.
-
-    What was added or updated since comes behind them: it is added again, so that the order of keys stays.
-    """
-    old, new = ids_of(before)[numbers], ids_of(now)
-    if not len(old):
-        return numbers
-    order = np.argsort(old, kind="stable")
-    places = order[np.minimum(np.searchsorted(old, new, sorter=order), len(order) - 1)]
-    stayed = old[places] == new
-    stayed[1:] &= places[1:] > places[:-1]
-    count = len(new) if stayed.all() else int(stayed.argmin())
-    kept = numbers[places[:count]]
-    for low in range(0, count, BLOCK):
-        rows = np.arange(low, min(low + BLOCK, count))
-        differs = (keys_at(before, kept[rows]) != keys_at(now, rows)).any(axis=1)
-        if differs.any():
-            return kept[: low + int(differs.argmax())]
-    return kept
-
-
-def _attributes(now: Snapshot, ids: NDArray[Any]) -> Attributes | None:
-    """Those that keys have now, in the order of these ids of all of them."""
-    attributes = plain_index(now).attributes
-    if attributes is None:
-        return None
-    order = np.argsort(ids_of(now), kind="stable")
-    return attributes.rows_of(order[np.searchsorted(ids_of(now), ids, sorter=order)])
+def _places_in(snapshot: Snapshot, ids: NDArray[Any]) -> NDArray[np.int64]:
+    """The key numbers of these ids; -1 where there is none."""
+    known = ids_of(snapshot)
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)]
+    return np.where(known[at] == ids, at, -1)
 
 
 def keys_at(snapshot: Snapshot, numbers: NDArray[Any]) -> Floats:

@@ -30,7 +30,7 @@ from amips.nets import DEFAULT_MINUTES
 from amips.npy import load_npy, save_npy
 from amips.progress import Bar
 from amips.resources import plain_resource_errors
-from amips.search import GraphSearcher, Index, keys_at, load, plain_index
+from amips.search import GraphSearcher, Index, keys_at, live_numbers, load, plain_index
 from amips.sharding.directory import (
     LOCK,
     MANIFEST,
@@ -292,6 +292,6 @@ def _live(index: Index) -> tuple[Vectors, NDArray[Any] | None]:
         return Vectors(
             "keys", plain.n, plain.d, lambda low, high: keys_at(snapshot, np.arange(low, high))
         ), labels
-    kept = alive.numbers
+    kept = live_numbers(snapshot)
     labels = kept if labels is None else labels[kept]
     return Vectors("keys", len(kept), plain.d, lambda low, high: keys_at(snapshot, kept[low:high])), labels
