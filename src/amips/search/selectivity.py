@@ -128,8 +128,9 @@ class Depths:
             # Where even all that was measured does not reach the recall, every cell is probed.
             last = math.log(needed) if needed is not None else (-np.inf if by_mass else np.inf)
             rows.append((math.log(by), deepest(last, rows[-1][1])))
-        tables = [np.array([row for row in rows[::-1] if np.isfinite(row[1])]).T for rows in (drawn, away)]
-        return cls(*tables[0], *tables[1], by_mass)
+        logs, efforts = np.array([row for row in drawn[::-1] if np.isfinite(row[1])]).T
+        local_logs, local_efforts = np.array([row for row in away[::-1] if np.isfinite(row[1])]).T
+        return cls(logs, efforts, local_logs, local_efforts, by_mass)
 
     def effort(self, selectivity: NDArray[np.float64], local: NDArray[np.float64]) -> NDArray[np.float64]:
         """The effort for each of the selectivities [m]; every cell below those that were measured."""
@@ -244,7 +245,7 @@ class _Cells:
 
     def efforts_of(
         self, rows: NDArray[np.int64], mask: Bools, top: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    ) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """The least effort that finds each of the top keys [m, k] of some queries, and their z / s, [m].
 
         A bound on the mass, or minus the number of probes: what finds more is less.
@@ -255,9 +256,9 @@ class _Cells:
             also = second[mask]
             matches += np.bincount(also[also >= 0], minlength=count)
         mass, _, local = looked_at(self.scores[rows], self.temperature, matches, self.store.sizes)
-        values = mass.astype(np.float64) if self.by_mass else -(_places(mass) + 1.0)
+        values: NDArray[Any] = mass.copy() if self.by_mass else -(_places(mass) + 1.0)
         values[np.arange(len(rows)), mass.argmax(axis=1)] = np.inf  # the best is probed in any case
-        best = np.take_along_axis(values, cells[top], axis=1)
+        best: NDArray[Any] = np.take_along_axis(values, cells[top], axis=1)
         if second is not None:
             others = np.take_along_axis(values, np.maximum(second[top], 0), axis=1)
             best = np.maximum(best, np.where(second[top] >= 0, others, -np.inf))
