@@ -226,3 +226,5 @@ class TestAdapting:
         recent = [point(0.5, 0.7), point(0.3, 0.95), point(0.1, 0.97)]
         promised = {p.min_mass: p.assured[0] for p in safer(fitted, recent)}
         assert promised == {0.3: 0.8, 0.1: 0.97}
+        fitted.append(point(0.01, 0.999))  # which was not tried on recent queries
+        assert {p.min_mass: p.assured[0] for p in safer(fitted, recent)}[0.01] == 0.97
