@@ -236,7 +236,7 @@ def main() -> None:
     report(raw, keys.shape, len(x))
 
 
-def report(raw: list[list[Any]], shape: tuple[int, ...], count: int, note: str = "") -> None:
+def report(raw: list[list[Any]], shape: tuple[int, ...], count: int) -> None:
     """Write the table of what was measured; times also as multiples of the faster index of amips."""
     rows = []
     for name, system, recall, cost, one, many, _ in raw:
@@ -250,7 +250,6 @@ def report(raw: list[list[Any]], shape: tuple[int, ...], count: int, note: str =
     more = (
         f"{count:,} queries that nothing was chosen by. FLOPs as shares of a full scan. Others are swept to "
         "the lower recall of the amips rows; times by turns, also as multiples of the fastest amips."
-        f"{note}"
     )
     write("filters", title, "python benchmarks/filters.py DATA", head, rows, raw, more)
 

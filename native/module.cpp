@@ -97,12 +97,12 @@ class Walker {
   }
 
   // x [m, d] of norms near 1; scores [m, k], ids [m, k] and counts [m, 3] are written. `allowed` is [n], or empty if
-  // every key may be a result.
+  // every key may be a result. The number of visits is negative where fewer than `near` of the best keys may be one.
   void search(Array<float> x, int64_t depth, int64_t width, float margin, float refine, int64_t threads,
               Out<float> scores, Out<int64_t> ids, Out<int64_t> counts, Array<uint8_t> allowed, int64_t results,
-              int64_t visits) const {
+              int64_t visits, int64_t near) const {
     const int64_t m = int64_t(x.shape(0)), k = int64_t(ids.shape(1));
-    const Effort effort{k, depth, width, margin, refine, allowed.size() ? allowed.data() : nullptr, results, visits};
+    const Effort effort{k, depth, width, margin, refine, allowed.size() ? allowed.data() : nullptr, results, visits, near};
     const auto rows = [&](int64_t low, int64_t high) {
       // Kept for the next call: a query alone should not pay for memory.
       thread_local Memory memory;
@@ -225,7 +225,7 @@ NB_MODULE(_native, module) {
            nb::arg(), AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS, AS_IT_IS,
            AS_IT_IS, AS_IT_IS, nb::arg(), AS_IT_IS)
       .def("search", &Walker::search, AS_IT_IS, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), AS_IT_IS,
-           AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), nb::arg())
+           AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), nb::arg(), nb::arg())
       .def("insert", &Walker::insert, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, AS_IT_IS, nb::arg(), nb::arg(), AS_IT_IS,
            nb::arg(), nb::arg(), nb::arg(), AS_IT_IS);
   module.def("search_allowed", [](Array<float> keys, Array<uint8_t> allowed, Array<float> x, Out<float> scores,

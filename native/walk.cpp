@@ -55,6 +55,7 @@ class Walk {
 
   void run(float* scores, int64_t* ids) {
     walk();
+    if (ALLOWED && led_away()) counts.visited = -counts.visited;
     refine(scores, ids);
   }
 
@@ -94,6 +95,14 @@ class Walk {
       if (lowest < at) at = lowest;
       while (at < pool.size && (pool.at[at] & VISITED)) at++;
     }
+  }
+
+  // Whether few of the best keys may be results: the others lie where the edges and the margin say less.
+  bool led_away() const {
+    const int64_t seen = least(NEAREST, pool.size);
+    int64_t count = 0;
+    for (int64_t a = 0; a < seen; a++) count += effort.allowed[id_of(pool.at[a])] != 0;
+    return count * NEAREST < effort.near * seen;
   }
 
   // The query as whole numbers. Of LEAN: A x, for which x is taken as bytes around 128 and A as small numbers, times

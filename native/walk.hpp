@@ -36,9 +36,12 @@ struct Effort {
   const uint8_t* allowed = nullptr;  // [n]: other than 0 of the keys that may be results; null if all may
   int64_t results = 0;  // with `allowed`: keys kept that may be results, at most
   int64_t visits = 0;   // with `allowed`: keys visited, at most
+  int64_t near = 0;     // with `allowed`: of NEAREST best keys so many may be results, or the walk was led away
 };
 
-struct Counts { int64_t visited, scored, refined; };
+constexpr int64_t NEAREST = 64;
+
+struct Counts { int64_t visited, scored, refined; };  // visited: negative of a walk that was led away
 
 // Memory that one walk needs, made by the caller: nothing is allocated within.
 struct Scratch {

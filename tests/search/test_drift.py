@@ -79,7 +79,7 @@ class TestTraffic:
     def test_what_cannot_be_compared_is_left_out(self):
         traffic = Traffic(2, size=8, every=1)
         traffic.note(np.array([[np.nan, 1], [0, 0], [3, 4], [3, 4]], np.float32))
-        assert traffic.recent() == pytest.approx(np.array([[0.6, 0.8]]))
+        assert traffic.recent() == pytest.approx(np.array([[0.6, 0.8], [0.6, 0.8]]))
 
     def test_threads(self):
         traffic = Traffic(2, size=64, every=1)
@@ -139,10 +139,6 @@ class TestDrift:
         assert "looks like the log" in str(result)
         assert result.to_json()["verdict"] == "the same"
 
-    def test_false_alarms(self, index, world):
-        looks = [index.drift(part).drifted for part in np.split(world[2], 20)]
-        assert sum(looks) <= 2
-
     def test_another_kind_of_queries(self, index, world):
         result = index.drift(other_queries(world[0], 600))
         assert result.drifted
@@ -166,8 +162,15 @@ class TestDrift:
         index = amips.load(shutil.copytree(bundle, tmp_path / "bundle"))
         index.remove(np.arange(N // 5))
         assert index.growth == "20% of its keys were removed: to search faster, run amips compact BUNDLE"
+        more = make_world(N, N, D, seed=4)[0]
+        index.add(more)
+        assert "were removed" not in index.growth
+        index.remove(np.arange(N // 5, N // 2))
+        index.add(more)
+        assert "were removed" in index.growth
+        assert "would be cheaper" in index.growth  # the one does not hide the other
         index.compact()
-        assert index.growth is None
+        assert "were removed" not in index.growth
 
     def test_growth(self, index):
         assert index.growth is None
@@ -183,7 +186,7 @@ class TestAdapting:
         result = index.adapt(today[:800])
         served = recalls(index.search(today[800:])[1], top[800:], 10).mean()
         assert served >= 0.89
-        assert served >= before - 0.01 or result.by_centroids
+        assert served >= before - 0.01
         assert "recall@10" in str(result)
         assert result.to_json()["queries"] == result.queries
         assert index.serving is not index.snapshot
@@ -223,3 +226,5 @@ class TestAdapting:
         recent = [point(0.5, 0.7), point(0.3, 0.95), point(0.1, 0.97)]
         promised = {p.min_mass: p.assured[0] for p in safer(fitted, recent)}
         assert promised == {0.3: 0.8, 0.1: 0.97}
+        fitted.append(point(0.01, 0.999))  # which was not tried on recent queries
+        assert {p.min_mass: p.assured[0] for p in safer(fitted, recent)}[0.01] == 0.97

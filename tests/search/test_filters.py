@@ -187,6 +187,17 @@ def test_filters_and_changes(world, storage, tmp_path):
     index.close()
 
 
+def test_columns_of_others_are_masks(task, world):
+    index, x = amips.build(task, storage="flat"), world[2][:5]
+    mask = np.arange(N) % 3 == 0
+    expected = index.search(x, K, filter=mask)[1]
+    columns = [pa.array(mask), pa.chunked_array([mask[:50], mask[50:]])]
+    for column in columns:
+        assert (index.search(x, K, filter=column)[1] == expected).all()
+    with pytest.raises(amips.AmipsError, match="values that are missing"):
+        index.search(x, K, filter=pa.array([None, *mask[1:].tolist()]))
+
+
 def test_both_must_hold_and_masks_are_kept(task, world):
     index = amips.build(task, storage="flat")
     index.set_attributes(pa.table({"third": np.arange(N) % 3}))

@@ -422,6 +422,8 @@ def test_a_filter_means_the_keys_that_it_names():
             np.testing.assert_array_equal(wrapped.search(x, 5, probes=C, filter=chosen)[1], ids[best])
         with pytest.raises(amips.AmipsError, match="give it as bool"):
             wrapped.search(x, 5, probes=C, filter=mask.astype(int))
+        with pytest.raises(amips.AmipsError, match="not known behind a filter"):
+            wrapped.search(x, 5, recall=0.9, filter=mask)
     index = make_index(keys, f"IVF{C},Flat", ids=names)
     wrapped = amips.wrap(index, identity(D))
     np.testing.assert_array_equal(wrapped.search(x, 5, probes=C, filter=names[mask])[1], names[best])

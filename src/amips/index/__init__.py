@@ -11,7 +11,7 @@ from amips.index.graph_store import CODING, GRAPH_FILES, MOST_VALUES, GraphStore
 from amips.index.key_mask import KeyMask
 from amips.index.listed import ListedKeys
 from amips.index.living_cells import OwnCells, kept_cells, parts_of, scan_allowed, with_added
-from amips.index.matches import Matches, best_matches
+from amips.index.matches import Matches, best_behind, best_matches
 from amips.index.top_keys import score_candidates, top_of_rows
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ListedKeys",
     "Matches",
     "OwnCells",
+    "best_behind",
     "best_matches",
     "cell_bytes",
     "check_enough_keys",

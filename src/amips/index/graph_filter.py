@@ -4,8 +4,14 @@ A walk for the ten best of a share s of the keys passes some 10 / s keys, so tha
 shrinks, and that of scoring all that are allowed falls with it. They meet where the number that is allowed is
 about the root of (keys times results), times a constant that was measured (`DEARER`): for ten results of
 100,000 keys at 6 %, of ten million at 0.6 %, and for many queries at once at twice that.
+
+A filter that leaves out what is asked for leads a walk to keys that the log hardly wanted, where the edges
+and the margin say less. It shows in the walk: fewer of the best keys that it met match than of all keys. Such
+a query is walked for again, with a wider margin.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +32,10 @@ TOGETHER = 8  # queries from which on scoring shares the reading
 VISIT = 10  # scores of keys that a visit costs as much as
 PASSED = 32  # keys kept for each result and each key that is passed for one that is allowed
 WIDEST = 1 << 13  # keys kept, at most
+NEAREST = 64  # keys of a walk whose matches are counted, as in native/walk.hpp
+SURE = 2.0  # standard deviations of a random mask, beyond which it was led away
+# Times the margin, where it was, and what that costs: the recall was kept on the data it was tried on.
+AWAY, DEARER_AWAY = 1.5, 2
 MOST_IN_ORDER = 256  # results that are kept in order one by one
 
 
@@ -38,8 +48,10 @@ def allowed_keys(allowed: NDArray[Any], n: int) -> NDArray[np.uint8]:
     return result
 
 
-def effort_for(n: int, matches: int, depth: int, m: int, least: int) -> tuple[int, int] | None:
-    """Keys to keep in a walk and visits it may make; None where scoring all that match is cheaper.
+def effort_for(n: int, matches: int, depth: int, m: int, least: int) -> tuple[int, int, int] | None:
+    """Keys to keep in a walk, visits it may make, and matches that the best keys of it have by chance.
+
+    None where scoring all that match is cheaper.
 
     Args:
         matches: keys that are allowed.
@@ -51,7 +63,22 @@ def effort_for(n: int, matches: int, depth: int, m: int, least: int) -> tuple[in
     if matches * matches <= dearer * depth * n:
         return None
     width = min(WIDEST, max(least, PASSED * depth * n // matches))
-    return width, min(width, matches // VISIT)  # a walk that visits all it keeps was not wide enough
+    share = matches / n
+    near = math.ceil(NEAREST * share - SURE * math.sqrt(NEAREST * share * (1 - share)))
+    return width, min(width, matches // VISIT), near  # a walk that visits all it keeps was not wide enough
+
+
+def led_away(counts: Ids, flops: Callable[[Ids], Ids], exact: int, visits: int) -> Ids:
+    """Which queries to walk for again, of walks with these counts [m, 3]; negative visits become positive.
+
+    Where that would cost more than scoring all that match, `exact`, as many visits are set as there may be.
+    """
+    away: Ids = np.flatnonzero(counts[:, 0] < 0)
+    counts[:, 0] = np.abs(counts[:, 0])
+    cheaper = (DEARER_AWAY * flops(counts[away]) < exact) & (counts[away, 0] < visits)
+    counts[away[~cheaper], 0] = visits
+    again: Ids = away[cheaper]
+    return again
 
 
 def exact_search(

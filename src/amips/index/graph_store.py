@@ -32,7 +32,7 @@ from amips.graph import Graph
 from amips.index.cell_files import read_array
 from amips.index.graph_codes import LARGEST_WHOLE, code_range, coded, normal_steps, whole_projection
 from amips.index.graph_compact import compacted
-from amips.index.graph_filter import EVERY, allowed_keys, effort_for, exact_search
+from amips.index.graph_filter import AWAY, EVERY, allowed_keys, effort_for, exact_search, led_away
 from amips.index.graph_growth import grown, known_lists
 from amips.index.graph_walk import codes_of_values
 from amips.index.graph_walkers import walker_of
@@ -157,8 +157,9 @@ class GraphStore:
             margin: in scores of a query of norm 1; None scores every key.
             width: keys kept while walking, at most; with an infinite margin this alone is the effort.
             allowed: which keys may be results, bool or uint8 [n]; all, if None. The walk goes through the
-                others, and the margin is measured from those that are allowed. Where it finds fewer than
-                there are, or becomes dearer than that, all that are allowed are scored.
+                others, and the margin is measured from those that are allowed. Where few of the nearest keys
+                are, the margin is wider. Where it finds fewer than there are, or becomes dearer than that,
+                all that are allowed are scored.
         """
         if allowed is not None:
             return self._search_allowed(x, k, margin, threads, width, allowed_keys(allowed, self.n))
@@ -171,7 +172,7 @@ class GraphStore:
         threads = 1 if m < FEW else threads or threads_allowed()
         search, unit, refine = self._walk
         width = max(depth + 1, width or max(WIDTH, 8 * depth))
-        search(x, depth, width, margin / unit, refine, threads, scores, ids, counts, EVERY, 0, 0)
+        search(x, depth, width, margin / unit, refine, threads, scores, ids, counts, EVERY, 0, 0, 0)
         return scores, ids, counts
 
     def walks(self, k: int) -> bool:
@@ -200,7 +201,13 @@ class GraphStore:
         search, unit, refine = self._walk
         wide, visits = max(depth + 1, width or effort[0]), effort[1]
         limits = (allowed, max(depth + 1, least), visits)
-        search(x, depth, wide, margin / unit, refine, threads, scores, ids, counts, *limits)
+        search(x, depth, wide, margin / unit, refine, threads, scores, ids, counts, *limits, effort[2])
+        again = led_away(counts, self.flops, 2 * self.d * matches, visits)
+        if len(again):
+            further, more = _results(len(again), k), AWAY * margin / unit
+            search(x[again], depth, wide, more, refine, threads, *further, *limits, 0)
+            scores[again], ids[again] = further[:2]
+            counts[again] = further[2] + counts[again] * [0, 1, 1]
         lacking = np.flatnonzero((ids[:, -1] < 0) | (counts[:, 0] >= visits))  # matches > k
         if len(lacking):
             best = _results(len(lacking), k)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from amips.vectors import Floats
 
-STARTS, AHEAD = 8, 2  # as in native/walk.cpp
+STARTS, AHEAD, NEAREST = 8, 2, 64  # as in native/walk.cpp
 UNITS, WIDEST, LARGEST = 1 << 28, 1 << 33, 2_000_000_000
 FLOAT = np.float32
 
@@ -67,13 +67,15 @@ class NumpyWalker:
         allowed: NDArray[np.uint8],
         results: int,
         visits: int,
+        near: int,
     ) -> None:
         """Walk for each query [m, d]; scores [m, k], ids [m, k] and counts [m, 3] are written.
 
         `allowed` [n] says which keys may be results, empty if all may; then of those `results` are kept, and
-        a walk ends after so many `visits`.
+        a walk ends after so many `visits`. Where fewer than `near` of the best 64 keys may be results, the
+        count of visits is negative.
         """
-        limits = (allowed, results, visits) if len(allowed) else None
+        limits = (allowed, results, visits, near) if len(allowed) else None
         for row in range(len(x)):
             best, counts[row] = self._walk(x[row], ids.shape[1], depth, width, margin, refine, limits)
             with np.errstate(invalid="ignore"):
@@ -90,7 +92,7 @@ class NumpyWalker:
         width: int,
         margin: float,
         refine: float,
-        limits: tuple[NDArray[np.uint8], int, int] | None,
+        limits: tuple[NDArray[np.uint8], int, int, int] | None,
     ) -> tuple[NDArray[np.int64], tuple[int, int, int]]:
         """The keys to score again, and how many were visited, scored, and are scored again."""
         query, units = self._prepared(x)
@@ -121,7 +123,7 @@ class NumpyWalker:
         depth: int,
         width: int,
         below: int,
-        limits: tuple[NDArray[np.uint8], int, int] | None,
+        limits: tuple[NDArray[np.uint8], int, int, int] | None,
     ) -> tuple[list[tuple[int, int]], tuple[int, int]]:
         """(-score, -id) of the best keys, of those that may be results; how many were visited and scored."""
         pool: list[tuple[int, int]] = []  # (-score, -id) of the best keys, best first
@@ -163,6 +165,9 @@ class NumpyWalker:
             flags[key] = 2
             visited += 1
             take(neighbours[key], width, floor())
+        if limits is not None:
+            near = [int(limits[0][-entry[1]]) for entry in pool[:NEAREST]]
+            visited = -visited if sum(near) * NEAREST < limits[3] * len(near) else visited
         return best, (visited, scored)
 
     def _prepared(self, x: Floats) -> tuple[NDArray[Any], float]:

@@ -110,3 +110,16 @@ def best_matches(store: OwnCells, numbers: Ids, rows: Floats | None, x: Floats, 
         block = store.keys_at(ids) if rows is None else rows[low : low + step]
         best.take(every, x @ block.T, ids)
     return best.finish()
+
+
+def best_behind(store: OwnCells, masks: list[NDArray[np.bool_]], x: Floats, k: int) -> list[Ids]:
+    """The numbers of the k best keys behind each of several masks, [m, k]: every key is scored once."""
+    best, every = [TopKeys(len(x), k) for _ in masks], np.arange(len(x))
+    step = max(1, SCORE_BYTES // (4 * max(len(x), store.d)))
+    for low in range(0, store.n, step):
+        numbers = np.arange(low, min(store.n, low + step))
+        scores = x @ store.keys_at(numbers).T
+        for mask, top in zip(masks, best, strict=True):
+            some = np.flatnonzero(mask[numbers])
+            top.take(every, scores[:, some], numbers[some])
+    return [top.finish()[1] for top in best]

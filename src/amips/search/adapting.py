@@ -24,7 +24,8 @@ from amips.search.measuring import (
     measure_margins,
     measure_masses,
 )
-from amips.search.memory_searcher import Snapshot, plain_index
+from amips.search.memory_measuring import measure_memory
+from amips.search.memory_searcher import MemorySearcher, Snapshot, plain_index
 from amips.search.origin import Origin
 from amips.search.points import Point, recalls, served_point
 from amips.search.searcher import Searcher
@@ -73,14 +74,18 @@ class Adaptation:
         origin = snapshot.origin
         return self.origin is None or (origin.round, origin.events) == (self.origin.round, self.origin.events)
 
-    def on(self, snapshot: Snapshot) -> Searcher | GraphSearcher:
-        """A snapshot as it is served; a memory of the log is not asked: it does not know such queries."""
-        plain = plain_index(snapshot)
-        if isinstance(plain, GraphSearcher):
-            return replace(plain, points=self.points)
-        model = None if self.by_centroids else plain.model
-        depths = [] if self.by_centroids else plain.depths  # those of the learned router
-        return replace(plain, points=self.points, temperature=self.temperature, model=model, depths=depths)
+    def on(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot as it is served; a memory of the log stays in front, at its gate."""
+        index, points = plain_index(snapshot), [point for point in self.points if not point.recognised]
+        if isinstance(index, GraphSearcher):
+            behind: Searcher | GraphSearcher = replace(index, points=points)
+        else:
+            model = None if self.by_centroids else index.model
+            depths = [] if self.by_centroids else index.depths  # those of the learned router
+            behind = replace(index, points=points, temperature=self.temperature, model=model, depths=depths)
+        if not isinstance(snapshot, MemorySearcher):
+            return behind
+        return replace(snapshot, index=behind, points=self.points)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a monitor."""
@@ -125,6 +130,13 @@ def adaptation(snapshot: Snapshot, recent: Floats, drift: Drift, seed: int = 0) 
             if enough and cheapest.flops < WORTH * point.flops:
                 by_centroids, point = True, cheapest
                 points, temperature = others, central.temperature
+    if isinstance(snapshot, MemorySearcher):
+        behind = unlabelled
+        if by_centroids:
+            assert isinstance(unlabelled, Searcher)
+            behind = replace(unlabelled, model=None, temperature=temperature)
+        points = [*points, *_with_memory(snapshot, behind, points, split)]
+        point = served_point(points, target)
     return Adaptation(
         drift=drift,
         queries=len(split),
@@ -145,7 +157,7 @@ def safer(fitted: Sequence[Point], recent: Sequence[Point]) -> list[Point]:
     """Points of recent queries that promise no more than those of the fit do at the same effort.
 
     At an effort between two of the fit, the lesser one counts; at one below all of them nothing is promised.
-    What was measured at the fit beyond the last of recent queries stays.
+    Efforts of the fit beyond the last of recent queries, which find as much at least, promise what that does.
     """
     points = [point for point in recent if point.certain]
     kinds = {_kind(point) for point in [*fitted, *recent] if not point.certain}
@@ -157,13 +169,26 @@ def safer(fitted: Sequence[Point], recent: Sequence[Point]) -> list[Point]:
             if lesser:
                 promised = zip(point.assured, lesser[-1].assured, strict=False)
                 points.append(replace(point, assured=tuple(min(pair) for pair in promised)))
-        if newer:
-            points += [one for one in older if _effort(one) > _effort(newer[-1]) * (1 + 1e-9)]
+        for one in older if newer else []:
+            if _effort(one) > _effort(newer[-1]) * (1 + 1e-9):
+                promised = zip(one.assured, newer[-1].assured, strict=False)
+                points.append(replace(one, assured=tuple(min(pair) for pair in promised)))
     return points or list(fitted)
 
 
+def _with_memory(
+    snapshot: MemorySearcher, behind: Searcher | GraphSearcher, points: list[Point], split: Split
+) -> list[Point]:
+    """The points of what is behind a memory, with it in front: its answers to recent queries count, too."""
+    by_mass = any(point.min_mass for point in points)
+    efforts = [one for one in points if not one.certain and (one.min_mass > 0) == by_mass]
+    asked = MemorySearcher(behind, snapshot.memory, [replace(one, recognised=1.0) for one in efforts])
+    recent = [one for one in measure_memory(asked, split) if one.recognised]
+    return safer([one for one in snapshot.points if one.recognised], recent) if recent else []
+
+
 def _kind(point: Point) -> tuple[Any, ...]:
-    return point.refine, point.min_mass > 0, point.margin > 0
+    return point.refine, point.min_mass > 0, point.margin > 0, point.recognised > 0
 
 
 def _effort(point: Point) -> float:

@@ -5,6 +5,10 @@ mass of the best cell, how near each is to the queries that the index learned fr
 along the main directions of those. Each is compared by Kolmogorov-Smirnov, and the p-values are corrected
 for their number by Holm. So traffic like the log is called drift in at most `FALSE_ALARMS` of the looks, and
 keys that come and go, which move the scores of both, are none.
+
+Queries that come again count as the log counts them. Of a log that was split by time they are held out as
+often as they were asked, and so is traffic compared. Otherwise each query of the log is in it once, and
+held-out ones are none that it learned from: then traffic counts each query once, without those.
 """
 
 from dataclasses import asdict, dataclass
@@ -22,7 +26,7 @@ from amips.search.graph_searcher import GraphSearcher
 from amips.search.inputs import checked_queries
 from amips.search.memory_searcher import Snapshot, plain_index
 from amips.search.points import served_point
-from amips.search.query_log import QueryLog
+from amips.search.query_log import QueryLog, halves
 from amips.search.searcher import Searcher
 from amips.search.traffic import RING
 from amips.search.two_samples import holm, kolmogorov_smirnov
@@ -31,6 +35,8 @@ from amips.vectors import Floats, Vectors, inspect, open_vectors, unit_rows
 
 FALSE_ALARMS = 0.01  # of the looks at traffic that is like the log
 LEAST = 100  # queries, with fewer of which nothing can be said
+SAME = 1 - 1e-5  # the cosine of a query and its copy in the log, at least
+ROWS = 1 << 10  # queries of the log compared with at a time
 NEIGHBOURS = 2000  # queries of the log that are compared with, at most
 DIRECTIONS = 8  # along which queries are compared
 
@@ -121,8 +127,11 @@ class Reference:
         self.mean = self.near.mean(axis=0)
         centred = self.near - self.mean
         self.directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :DIRECTIONS]
-        self.values = self.look(log.reference)
         self.queries = len(log.reference)
+        distinct, place = np.unique(log.reference, axis=0, return_inverse=True)
+        self.known = {row.tobytes(): i for i, row in enumerate(distinct)}
+        self.known_values = self.look(distinct)
+        self.values = {name: values[place.ravel()] for name, values in self.known_values.items()}
 
     def look(self, u: Floats) -> dict[str, NDArray[Any]]:
         """What is compared, of queries of norm 1 [m, d]: a value for each, by name."""
@@ -133,13 +142,27 @@ class Reference:
             values[f"direction {i + 1} of the log"] = along[:, i]
         return values
 
+    def look_again(self, u: Floats) -> dict[str, NDArray[Any]]:
+        """The same, where a query that the reference has gets just the values that it has there.
+
+        Else a query that is asked often would differ from itself by a rounding, and be all of a difference.
+        """
+        distinct, place = np.unique(u, axis=0, return_inverse=True)
+        at = np.array([self.known.get(row.tobytes(), -1) for row in distinct])
+        values = {name: np.where(at >= 0, one[at], 0.0) for name, one in self.known_values.items()}
+        if (at < 0).any():
+            for name, fresh in self.look(distinct[at < 0]).items():
+                values[name][at < 0] = fresh
+        return {name: one[place.ravel()] for name, one in values.items()}
+
     def compare(self, u: Floats) -> Drift:
-        """Recent queries, at norm 1 [m, d], against the log."""
+        """Recent queries, at norm 1 [m, d], as often as they came, against the log."""
+        kind, u = "recent queries", unit_rows(halves(u).astype(np.float32))[0]  # as the log has them
+        if not self.log.repeats:
+            u, kind = _unknown(np.unique(u, axis=0), self.log), "different queries that the log does not have"
         if len(u) < LEAST:
-            raise AmipsError(
-                f"{len(u):,} different queries: a comparison with the log needs {LEAST} at least"
-            )
-        now = self.look(u)
+            raise AmipsError(f"{len(u):,} {kind}: a comparison with the log needs {LEAST} at least")
+        now = self.look_again(u)
         results = {name: kolmogorov_smirnov(self.values[name], now[name]) for name in now}
         p = holm(np.array([result[1] for result in results.values()]))
         comparisons = [
@@ -154,15 +177,17 @@ class Reference:
 
 def growth(snapshot: Snapshot) -> str | None:
     """What to do about keys that have become many more since the fit, or were removed; None if nothing."""
-    live = live_keys(snapshot)
+    live, lines = live_keys(snapshot), list[str]()
     if live < (1 - FEW_REMOVED) * snapshot.n:
         share = 1 - live / snapshot.n
-        return f"{share:.0%} of its keys were removed: to search faster, run amips compact BUNDLE"
-    return snapshot.origin.growth(live, cells=isinstance(plain_index(snapshot), Searcher))
+        lines.append(f"{share:.0%} of its keys were removed: to search faster, run amips compact BUNDLE")
+    more = snapshot.origin.growth(live, cells=isinstance(plain_index(snapshot), Searcher))
+    lines += [] if more is None else [more]
+    return "; ".join(lines) or None
 
 
 def drawn(queries: Any, d: int, most: int = RING, seed: int = 0) -> Floats:
-    """At most so many of the queries of an array or a file, at norm 1, each once."""
+    """At most so many of the queries of an array or a file, at norm 1."""
     vectors = queries if isinstance(queries, Vectors) else open_vectors(queries, "queries", single=True)
     if vectors.d != d:
         raise AmipsError(f"{vectors.name} has dimension {vectors.d}, this index needs {d}")
@@ -172,7 +197,16 @@ def drawn(queries: Any, d: int, most: int = RING, seed: int = 0) -> Floats:
     inspect(vectors, zero="keep", any_norm=True)  # all of them: what is drawn is a matter of luck
     x, _ = checked_queries(vectors.take(rows), d)
     x = x[x.any(axis=1)]
-    return unit_rows(np.unique(x, axis=0))[0] if len(x) else x
+    return unit_rows(x)[0] if len(x) else x
+
+
+def _unknown(u: Floats, log: QueryLog) -> Floats:
+    """Those of the queries [m, d] that the index did not learn from."""
+    nearest = np.full(len(u), -1, np.float32)
+    for low in range(0, len(log.train), ROWS):
+        known = unit_rows(log.train[low : low + ROWS].astype(np.float32))[0]
+        nearest = np.maximum(nearest, (u @ known.T).max(axis=1, initial=-1))
+    return u[nearest < SAME]
 
 
 def _part(log: QueryLog, most: int) -> Floats:

@@ -31,7 +31,9 @@ KEPT_BYTES = 1 << 23  # of keys that match, kept beside each other for the next 
 SCATTERED = 4  # what reading a key that lies anywhere costs, in codes and keys read in order, for each byte
 TOGETHER = 16  # queries from which on they share what is read
 SHARED = 2.5  # FLOPs of one product for many queries that take the time of one in scattered cells
-FEW_REMOVED = 0.1  # of the keys: when more were, the others are searched as behind a filter
+# Of all keys, and of those of a cell beyond what chance takes (so many standard deviations): where more were
+# removed, the others are searched as behind a filter.
+FEW_REMOVED, BY_CHANCE = 0.1, 3.0
 KEPT = 16  # filters that something is kept for
 
 
@@ -212,19 +214,36 @@ class CellFilters:
         self._depths: dict[Any, Depths | None] = {}
 
     def of(self, allowed: KeyMask | None) -> FilteredCells | None:
-        """The search behind a filter; None without one, unless many keys were removed."""
+        """The search behind a filter; None without one, unless many keys were removed, or many of a cell."""
         if allowed is None:
             allowed = self.index.alive
-            if allowed is None or allowed.count >= (1 - FEW_REMOVED) * self.index.n:
+            if allowed is None or self._few_removed:
                 return None
         if not isinstance(self.index.store, OwnCells):
             raise AmipsError("this index leaves its keys with another library, which cannot leave some out")
         known = self._filtered.get(allowed)
         if known is None:
             if len(self._filtered) >= KEPT:
-                self._filtered.clear()
+                self._filtered.pop(next(iter(self._filtered)), None)  # the oldest
             known = self._filtered[allowed] = FilteredCells(self.index, allowed)
         return known
+
+    @cached_property
+    def _few_removed(self) -> bool:
+        """Whether so few keys were removed, of each cell, that a search goes as deep as before."""
+        alive, store = self.index.alive, self.index.store
+        assert alive is not None
+        if alive.count < (1 - FEW_REMOVED) * self.index.n:
+            return False
+        if not isinstance(store, OwnCells):
+            return True
+        removed, first, counts = np.flatnonzero(~alive.keys), 0, np.zeros(self.index.c, np.int64)
+        for part in parts_of(store):  # the cells of the largest are known: it is shared by snapshots
+            low, high = np.searchsorted(removed, [first, first + part.n])
+            counts += np.bincount(part.assignment[removed[low:high] - first], minlength=len(counts))
+            first += part.n
+        expected = len(removed) / self.index.n * store.sizes
+        return bool((counts <= 1 + FEW_REMOVED * store.sizes + BY_CHANCE * np.sqrt(expected)).all())
 
     def depths(self, effort: Effort, k: int) -> Depths | None:
         """How deep to go for the recall of an effort; None where it was asked for, or was not measured."""

@@ -19,6 +19,7 @@ from amips.search.memory_searcher import Snapshot, plain_index
 from amips.vectors import read_ids
 
 KEPT = 16  # masks
+COLUMN = 1000  # values of a column that are looked at for what it is of
 
 
 class Filters:
@@ -113,8 +114,12 @@ def _as_array(chosen: Any) -> NDArray[Any]:
         return chosen
     if isinstance(chosen, list | tuple) and chosen and all(isinstance(one, bool) for one in chosen):
         return np.array(chosen)
-    if getattr(chosen, "dtype", None) == np.bool_:  # a column of a data frame
-        return np.asarray(chosen)
+    if not isinstance(chosen, str | np.ndarray | list | tuple) and hasattr(chosen, "__array__"):
+        column = np.asarray(chosen)  # of a data frame, or an Arrow array
+        if column.dtype == np.bool_:
+            return column
+        if column.dtype == object and any(isinstance(one, bool | np.bool_) for one in column[:COLUMN]):
+            raise AmipsError("filter: a mask with values that are missing; fill them in")
     if len(chosen) == 0 if isinstance(chosen, list | tuple | np.ndarray) else False:
         return np.empty(0, np.int64)
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from amips.index import OwnCells, best_matches
+from amips.index import OwnCells, best_behind
 from amips.metrics import TOP
 from amips.routers import Probing, RoutingEstimate
 from amips.search.effort import Effort
@@ -132,8 +132,8 @@ def _depths(searcher: Searcher, split: Split, queries: int = DEPTH_QUERIES) -> l
     if not isinstance(store, OwnCells):
         return []
 
-    def exact(x: Floats, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-        return best_matches(store, np.flatnonzero(mask), None, x, TOP)[1]
+    def exact(x: Floats, masks: list[NDArray[np.bool_]]) -> list[NDArray[np.int64]]:
+        return best_behind(store, masks, x, TOP)
 
     parts = (store, searcher.temperature, _by_mass(searcher), queries)
     return measure_depths(searcher.router, split, exact, *parts)

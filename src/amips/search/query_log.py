@@ -29,6 +29,7 @@ Lists = NDArray[np.int32]
 LOG_FILES = ["logtrain.npy", "logval.npy", "logrounds.npy", "logtop.npy"]
 KEEP_LOG = 10_000  # training queries that are kept by default
 HELD_OUT_PARTS = 5  # for each held-out query that is kept, so many to learn from
+FEW_REPEATS = 0.01  # of queries that are different, but equal in float16
 REFERENCE = 200  # held-out queries of the last round, with fewer of which older ones count, too
 
 
@@ -70,6 +71,11 @@ class QueryLog:
         newest = self.val_rounds == self.val_rounds.max(initial=0)
         rows = newest if newest.sum() >= REFERENCE else np.ones(len(newest), np.bool_)
         return unit_rows(self.val[rows].astype(np.float32))[0]
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether a query is in the reference as often as it was asked: of a log that was split by time."""
+        return len(np.unique(self.reference, axis=0)) < (1 - FEW_REPEATS) * len(self.reference)
 
     def older(self, seed: int = 0) -> tuple[Floats, Lists]:
         """Training queries to learn from again, float32 at norm 1, and their top keys, best first, [m, 10].

@@ -59,13 +59,13 @@ class Traffic:
             return self.count // self.size > before
 
     def recent(self) -> Floats:
-        """The queries of the ring at norm 1, each once, float32 [m, d]: no zeros, none that is not finite."""
+        """The queries of the ring at norm 1, as often as they came, float32 [m, d]: no zeros, all finite."""
         with self._lock:
             if self._rows is None:
                 return np.empty((0, self.d), np.float32)
             rows = self._rows[: self.count].copy()
         rows = rows[np.isfinite(rows).all(axis=1) & rows.any(axis=1)]
-        return unit_rows(np.unique(rows, axis=0))[0] if len(rows) else rows
+        return unit_rows(rows)[0] if len(rows) else rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {"d": self.d, "size": self.size, "every": self.every}  # another process has other traffic

@@ -92,7 +92,8 @@ class WatchedIndex(ChangingIndex):
         """Does traffic still look like the log? A two-sample test, in words and numbers.
 
         Both are looked at with the index and the keys of now. Traffic like the log is called drift in at most
-        1 % of the looks. AmipsError if the index has no sample of its log, or too few queries came.
+        1 % of the looks, however often queries come again. AmipsError if the index has no sample of its log,
+        or too few queries came.
 
         Args:
             queries: [m, d], an array or a file, of which 1,024 are looked at; by default the last that the

@@ -14,6 +14,7 @@ from amips.arguments import check_recall
 from amips.blas import faiss
 from amips.blas import threads as limit_threads
 from amips.cells import IVFParts, place_keys
+from amips.errors import AmipsError
 from amips.metrics import TARGET_RECALL, TOP
 from amips.nets import DESCRIPTION, WEIGHTS, Model
 from amips.routers import CellRouter, OwnRouter, Router, best_cells, cells_above, least_keys, limit_probes
@@ -119,7 +120,7 @@ class WrappedIndex:
             k: results for each query.
             filter: the keys that may be results: their ids in the index, or bool [n] in the order of adding
                 (not of an IVF that was given ids). A query whose cells hold fewer than k of them is searched
-                for in every cell. The recall was measured without a filter: behind one, ask for more probes.
+                for in every cell. Its recall is not known: with `recall` it is refused, ask for more probes.
             recall: choose the cheapest way that has this recall of the true top k (of the top 10 if k is
                 more) with 95 % confidence, by held-out queries. What cannot be reached is an error.
             probes: cells to scan: a number, or one for each query (FAISS calls it nprobe).
@@ -130,6 +131,8 @@ class WrappedIndex:
         """
         x, bad = checked_queries(x, self.d, on_bad)
         k = checked_k(k)
+        if filter is not None and recall is not None:
+            raise AmipsError("recall: of a wrapped index it is not known behind a filter; give probes")
         effort = effort_for(self, probes, recall, min_mass, k, best_effort, self.parts.ivf.nprobe)
         counts, bound = self._counts(effort, len(x)), effort.min_mass
         scores, ids = np.empty((len(x), k), np.float32), np.empty((len(x), k), np.int64)

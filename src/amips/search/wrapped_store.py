@@ -109,7 +109,8 @@ def selector_of(parts: IVFParts, chosen: Any) -> Any:
             raise VectorError(f"filter: a mask {list(mask.shape)}, expected [{parts.ivf.ntotal}]")
         if not parts.numbered:
             raise VectorError("filter: the keys of this index have ids of their own: give ids, not a mask")
-        return faiss.IDSelectorBatch(np.flatnonzero(mask))
+        # A bit a key: the set that IDSelectorBatch makes of as many ids takes longer than the search.
+        return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
     if mask is not None and not mask.size:
         ids = np.empty(0, np.int64)
     else:
