@@ -31,7 +31,9 @@ RESULTS = ROOT / "results"
 OVERVIEW, PAGES = Path("docs/results.md"), Path("docs/results")
 BENCH = "bench"  # no experiment of the paper: the plain routers, compared on the same data
 POINTS = "The best points of each"  # hundreds of rows: they are in the report and in summary.json
-REPLICA = "replica"  # at this scale an experiment is published beside what it gave at another
+REPLICA = "replica"
+# At these scales an experiment is published beside what it gave at another; the larger first.
+REPLICAS = tuple(name for name, scale in reversed(SCALES.items()) if scale.sources is not None)
 HEADLINES = ("leak", "routing", "routing128")  # their claims come first
 INTRODUCTION = """# Results
 
@@ -98,7 +100,7 @@ def introduction() -> str:
 
 def published() -> list[str]:
     """The results that there are, by their names; an experiment without any has no page yet."""
-    names = [name for one in EXPERIMENTS for name in (f"{one}-{REPLICA}", one)]
+    names = [name for one in EXPERIMENTS for name in (*(f"{one}-{scale}" for scale in REPLICAS), one)]
     return [name for name in names if (RESULTS / name / "summary.json").exists()]
 
 
@@ -134,14 +136,18 @@ def collect(out: Path) -> list[str]:
 
 
 def published_as(name: str, command: str) -> str:
-    """What the results of an experiment are called: at replica they stand beside those of another scale."""
-    replica = name in EXPERIMENTS and EXPERIMENTS[name].split and f"--scale {REPLICA}" in command
-    return f"{name}-{REPLICA}" if replica else name
+    """What the results of an experiment are called: at a replica they stand beside those of another scale.
+
+    Those of an experiment that measures both splits at once at the replica bear its name alone.
+    """
+    scale = command.partition("--scale ")[2].split(" ")[0]
+    beside = name in EXPERIMENTS and scale in REPLICAS and (EXPERIMENTS[name].split or scale != REPLICA)
+    return f"{name}-{scale}" if beside else name
 
 
 def experiment_of(name: str) -> str:
     """The experiment that results of this name are of."""
-    return name.removesuffix(f"-{REPLICA}")
+    return name.rpartition("-")[0] if name.endswith(REPLICAS) else name
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,8 @@ def question_of(name: str) -> str:
     """What results of this name answer."""
     if name == BENCH:
         return "The plain routers of `amips bench`, with times, on the same data."
-    regime = ", in the paper's regime" if experiment_of(name) != name else ""
+    scale = SCALES.get(name.removeprefix(f"{experiment_of(name)}-"))
+    regime = "" if scale is None else f", in the paper's regime, {scale.keys:,} keys"
     question = EXPERIMENTS[experiment_of(name)].question
     return f"{question[:-1]}{regime}{question[-1]}"
 
