@@ -254,13 +254,18 @@ def claims_of_leads(searched: Searched[Way], bootstrap: Bootstrap, index: str) -
     mapped = [way for way in searched.test if way.query == "mapped"]
     large = [way for way in mapped if way.size not in SMALL_SIZES]
     claims = [_lead_of_best(searched, bootstrap, index)]
-    return [*claims, *([_small_sizes(searched, mapped, large, bootstrap)] if large else [])]
+    return [*claims, *([_small_sizes(searched, large, bootstrap)] if large else [])]
+
+
+def best_on_val(searched: Searched[Way], query: Query) -> Way:
+    """Of the sizes the one that leads most on val, at equal FLOPs."""
+    ways = [way for way in searched.test if way.query == query]
+    return max(ways, key=lambda way: _on_val(searched, way))
 
 
 def _lead_of_best(searched: Searched[Way], bootstrap: Bootstrap, index: str) -> Claim:
     """That mapped queries lead, of the size that leads most on val."""
-    mapped = [way for way in searched.test if way.query == "mapped"]
-    best = max(mapped, key=lambda way: _on_val(searched, way))
+    best = best_on_val(searched, "mapped")
     ahead = leads(searched, best, bootstrap)
     words = [
         f"{'no cost in common' if one is None else one.text()} ({AXES[axis]})" for axis, one in ahead.items()
@@ -278,23 +283,14 @@ def _lead_of_best(searched: Searched[Way], bootstrap: Bootstrap, index: str) -> 
     return claim
 
 
-def _small_sizes(searched: Searched[Way], mapped: list[Way], large: list[Way], bootstrap: Bootstrap) -> Claim:
-    """Whether a small network surely leads more than every large one.
-
-    Args:
-        mapped: all sizes.
-        large: ... and the large ones of them.
-    """
+def _small_sizes(searched: Searched[Way], large: list[Way], bootstrap: Bootstrap) -> Claim:
+    """Whether a small network surely leads more than every large one."""
     text = "the small networks, XS and S, gain most"
-
-    def on_val(way: Way) -> float:
-        return _on_val(searched, way)
-
-    best = max(mapped, key=on_val)
-    if on_val(best) <= 0:
+    best = best_on_val(searched, "mapped")
+    if _on_val(searched, best) <= 0:
         evidence = f"On val, KeyNet {best.size} is least behind: no size leads"
         return Claim(text, WHERE, None, evidence)
-    rival = max(large, key=on_val)
+    rival = max(large, key=lambda way: _on_val(searched, way))
     evidence = f"On val, KeyNet {best.size} leads most"
     ours, theirs = (leads(searched, way, bootstrap)["flops"] for way in (best, rival))
     if best in large or ours is None or theirs is None:

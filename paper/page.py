@@ -43,6 +43,8 @@ on: this is what queries get that come again. Split by source, a query that is m
 training: this is what new queries get. "Not run" says that an experiment was not run under a split,
 "whatever the split" that nothing in it is learned from queries. A third split, by time, has
 [a table of its own](#traffic-split-by-time).
+KeyNet is no candidate of `fit`, in the order of time either: where traffic comes again, a memory of the log
+answers for less ([why](networks.md#when-the-papers-networks-pay)).
 What `amips.fit` makes, which gains more, is measured in
 [what amips gains](../benchmarks/results/win.md) and explained in [How it wins](how-it-wins.md).
 
@@ -228,6 +230,11 @@ def tally(summaries: Mapping[str, Summary]) -> str:
         known["not held in part and otherwise not decided"] = len(mixed) - known["held in part"]
         counts = ", ".join(f"{count} {word}" for word, count in known.items() if count)
         said.append(f"Of {len(ends)} claims under {name}: {counts}.")
+    free = [[t.claim for t in tests] for tests in claims.values() if all(t.independent for t in tests)]
+    count = sum(outcome(own) == OUTCOMES[True] for own in free)
+    said.append(
+        f"In both counts are {count} claims that held whatever the split: nothing is learned in them."
+    )
     return "\n".join(said)
 
 
