@@ -46,6 +46,10 @@ def test_help_lists_the_experiments_as_a_user_runs_it():
             "error: encoders compares data of",
         ),
         (("routing", "--data", "data", "--out", "s3://bucket/x"), "error: "),
+        (
+            ("dynamics", "--data", "data", "--out", "on", "--scale", "smoke", "--device", "nowhere"),
+            "error: device='nowhere'",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_line(data, monkeypatch, paper_command, arguments, line):

@@ -334,11 +334,37 @@ def test_claims_of_128_cells():
     def said(first, few, many):
         right = {"centroid": {1: (0.5, 0.5), 4: (0.6, 0.6), 16: (0.9, many)}}
         right["net"] = {1: (first, first), 4: (few, few), 16: (1.0, 1.0)}
-        return [one.held for one in routing_claims.compare_128(comparison(right, {"net": "SupportNet"}))[-2:]]
+        return [
+            one.held for one in routing_claims.compare_128(comparison(right, {"net": "SupportNet"}))[-4:-2]
+        ]
 
     assert said(0.8, 0.95, 0.9) == [True, True]
     assert said(0.5, 0.6, 0.9) == [False, False]
     assert said(0.6, 0.9, 0.9)[0] is None  # 10 points, more or less
+
+
+def test_few_cells_are_compared_for_the_same_flops():
+    """Searching one cell costs as much as another: the centroids find a half with 2."""
+
+    def said(found, reaches):
+        right = {"centroid": {1: (0.3, 0.3), 2: (0.5, 0.5), 4: (0.7, 0.7), 16: (0.96, 0.96)}}
+        right["net"] = {1: (found, found), 2: (found, found), 4: (found, reaches)}
+        compared = comparison(right, {"net": "SupportNet"})
+        return compared, *routing_claims.compare_128(compared)[-2:]
+
+    compared, low, fourfold = said(0.9, 0.96)
+    assert compared.gain_for_its_flops("net", 2).value == pytest.approx(0.4)
+    assert low.held
+    assert low.value == pytest.approx(0.26)  # the least: with 4 cells
+    assert fourfold.held
+    assert fourfold.value == pytest.approx(16 / 4, rel=0.15)
+    (run,) = [one for one in compared.test["net"].runs if one.run.budget == 2]
+    run.run.scanned[:] = 64 * 3  # half way between 2 and 4 cells, by cost
+    assert compared.gain_for_its_flops("net", 2).value == pytest.approx(0.9 - 0.6)
+    _, low, fourfold = said(0.4, 0.5)
+    assert low.held is False
+    assert fourfold.held is False
+    assert "does not reach it" in fourfold.evidence
 
 
 # ivf, without running it
