@@ -96,7 +96,8 @@ def index_ways(n: int, runs: Mapping[str, str], mapped: Mode = "drop-in") -> dic
 def run(workspace: Workspace) -> Summary:
     """Original, drop-in and routed, for every size."""
     task = workspace.mapping_task()
-    few = {"smoke": workspace.scale.sizes, "replica": SIZES[:3]}
+    own = workspace.scale.sizes
+    few = {"smoke": own, "replica": SIZES[:3], "replica100k": own}
     sizes = few.get(workspace.scale.name, SIZES)
     runs = {size: mapper(workspace, task, size) for size in sizes}
     searched = search_all(workspace, task, "ivf", index_ways(task.n, runs), None, times=True)

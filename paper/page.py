@@ -31,7 +31,7 @@ RESULTS = ROOT / "results"
 OVERVIEW, PAGES = Path("docs/results.md"), Path("docs/results")
 BENCH = "bench"  # no experiment of the paper: the plain routers, compared on the same data
 POINTS = "The best points of each"  # hundreds of rows: they are in the report and in summary.json
-REPLICA = "replica"
+REPLICA, HEADLINE = "replica", "replica100k"
 # At these scales an experiment is published beside what it gave at another; the larger first.
 REPLICAS = tuple(name for name, scale in reversed(SCALES.items()) if scale.sources is not None)
 HEADLINES = ("leak", "routing", "routing128")  # their claims come first
@@ -57,7 +57,10 @@ ratios](#the-papers-ratios-and-ours)). Most networks had {samples:,} samples, Su
 {routing:,}, and fewer sizes, depths and strengths of noise than in the paper were tried, and `backends`
 was run by rows alone: each page says which. SupportNet finds 10 points more than the centroids there with
 100 times the published code's weight of its score loss, and does not with that weight: each is a row of
-its own. Other pages are of networks that had minutes on two cores and as many different queries as there
+its own. Pages that end in "replica100k" are of the headline of mapped queries alone, at {large:,} keys:
+{sources:,} source queries with {copies} noisy copies each, and one KeyNet XS that saw a row {seen:,.0f}
+times.
+Other pages are of networks that had minutes on two cores and as many different queries as there
 are; the paper trains on 1 to 10 billion samples.
 
 Intervals are of 95 %, over the test queries; a claim that was decided without one says "no interval". A claim
@@ -88,6 +91,7 @@ def introduction() -> str:
     scale = SCALES[REPLICA]
     assert scale.samples is not None
     ours, routing = regime_of(scale), ROUTERS[REPLICA]["SupportNet"]
+    large = SCALES[HEADLINE]
     nq = next(one for one in paper_regimes() if one.name == "NQ")  # as people wrote them, the first reading
     return INTRODUCTION.format(
         keys=scale.keys,
@@ -97,6 +101,10 @@ def introduction() -> str:
         paper_most=nq.epochs[1],
         samples=round(MAPPERS[REPLICA] * scale.samples),
         routing=round(routing * scale.samples),
+        large=large.keys,
+        sources=large.sources,
+        copies=large.copies,
+        seen=regime_of(large).epochs[0],
     )
 
 
