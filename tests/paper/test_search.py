@@ -179,6 +179,16 @@ def test_the_gap_at_equal_time_leaves_out_what_was_not_soundly_timed():
     assert ood.gap({**original, "seconds": [None] * 4}, mapped, "seconds") == ([], [])
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_gap_at_equal_time_is_a_column_where_times_were_taken(timed):
+    one = {"probes": [1.0, 16.0], "flops": [1e6, 16e6], "recall": [0.2, 0.9], "seconds": [1.0, 4.0]}
+    if not timed:
+        one["seconds"] = [None, None]
+    table = ood._table({"0.00": dict.fromkeys(ood.QUERIES, one)}, timed)
+    assert table.head[4:] == ["gap at equal FLOPs", *(["gap at equal time"] if timed else [])]
+    assert table.rows[0][4:] == ["+0.000 to +0.000"] * (2 if timed else 1)
+
+
 def test_the_verdict_of_noise_says_where_the_mapping_is_ahead():
     def ways(original, mapped):
         probes = [1.0, 4.0, 16.0]
