@@ -312,7 +312,7 @@ def page(name: str, summary: Summary) -> str:
         parts.append("\n\n".join([text, *([chart.caption] if chart.caption else [])]))
     parts.append("## How it was measured")
     parts.append("; ".join(f"{what}: {value}" for what, value in summary.facts) + ".")
-    parts += [*summary.method, *older_than(name, summary), f"`{summary.command}`"]
+    parts += [*summary.method, *older_than(experiment_of(name), summary), f"`{summary.command}`"]
     parts.append(", ".join(f"{what} {value}" for what, value in summary.machine.items()) + ".")
     parts.append("[All results](../results.md)")
     return "\n\n".join(parts) + "\n"
