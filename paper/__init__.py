@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amips.backends import backend_class
 from amips.bench import Summary, draw_figures
 from amips.errors import AmipsError, ResultsError
 from amips.extras import needs_extra
@@ -28,8 +27,7 @@ ONE_NETWORK = (
     "One network of each kind serves both splits; what it logged on val during training is of held-out rows. "
     "Times, where there are any, were taken twice, on one thread of a machine that others used, too."
 )
-
-
+TIMED_APART = ("ivf", "ood")  # experiments that can leave out times: their claims need none
 NOTHING_LEARNED = "learns nothing from queries and is the same under every split"
 
 
@@ -123,10 +121,11 @@ def run_experiment(
     out: str | Path,
     scale: str = "small",
     seed: int = 0,
-    backend: str | None = None,
     progress: bool = False,
     also: Sequence[str | Path] = (),
     split: str | None = None,
+    times: bool = True,
+    device: str | None = None,
 ) -> Summary:
     """Run one of the paper's experiments and write its summary, tables and figures to OUT/NAME.
 
@@ -135,21 +134,21 @@ def run_experiment(
         data: a directory with keys and queries, as `keys.npy` and `queries.npy` or in another format.
         out: where everything goes; experiments that are given the same share their tasks and models.
         scale: "smoke" (seconds), "small" (minutes on two cores; "scaling" two hours), "replica" (the paper's
-            ratios, minutes) or "full" (the paper's settings).
-        backend: of `amips.backends`, for "ivf": the same comparison there, written to OUT/ivf-BACKEND.
+            ratios, minutes), "replica100k" (the same for the headline on 100,000 keys, half an hour) or
+            "full" (the paper's settings).
         also: for "encoders", further such directories: vectors of other encoders.
         split: how queries are held out: by "source", so that no relative of a test query is trained on; by
             "rows", the paper's way, noise first; or "both", side by side. If None, "both" at replica, where
             one network serves both, and "source" at other scales.
+        times: for "ivf" and "ood", whether searching is timed, too: no, on a machine that others use.
+        device: where labelling and training multiply: "cuda", ...; None is the CPU.
     """
     if name not in EXPERIMENTS:
         raise AmipsError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     if also and name != "encoders":
         raise AmipsError(f"{name}: only encoders compares data; leave out also (--also)")
-    if backend is not None:
-        if name != "ivf":
-            raise AmipsError(f"{name}: only ivf runs on another backend; leave out backend (--backend)")
-        backend_class(backend).require()
+    if not times and name not in TIMED_APART:
+        raise AmipsError(f"{name}: only {' and '.join(TIMED_APART)} run without times (--no-times)")
     experiment = EXPERIMENTS[name]
     if split is not None and not experiment.split:
         raise AmipsError(f"{name} {experiment.one_split}; leave out split (--split)")
@@ -157,10 +156,10 @@ def run_experiment(
         raise AmipsError(f"split={split!r}: expected {BY_SOURCE}, {BY_ROWS} or {BOTH}")
     with needs_extra("the paper's experiments", "train", "torch"):
         from paper.workspace import Workspace
-    workspace = Workspace(data, scale, out, seed, progress, also)
+    workspace = Workspace(data, scale, out, seed, progress, also, times, device)
     busy = ResultsError(f"another experiment is at work in {out}; wait for it, or choose another out")
     with locked(workspace.work / ".lock", busy):
-        summary = _run(name, workspace, split, _function(experiment, backend))
+        summary = _run(name, workspace, split, _function(experiment))
     folder = workspace.out / summary.name
     summary.save(folder)
     write_atomic(folder / "table.md", markdown(summary).encode())
@@ -184,12 +183,8 @@ def _run(
     return replace(summary, command=summary.command + asked)
 
 
-def _function(experiment: Experiment, backend: str | None) -> "Callable[..., Summary]":
-    """What runs an experiment; imported now, because most need torch."""
-    if backend is not None:
-        from paper.mapped_backends import run_backend
-
-        return lambda workspace: run_backend(workspace, backend)
+def _function(experiment: Experiment) -> "Callable[..., Summary]":
+    """What runs an experiment; imported when it is run, because most need torch."""
     function: Callable[..., Summary] = getattr(
         importlib.import_module(f"paper.{experiment.module}"), experiment.function
     )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from amips.cli import echo, output, path, print_summary, run_command
-from paper import BOTH, EXPERIMENTS, run_experiment
+from paper import BOTH, EXPERIMENTS, TIMED_APART, run_experiment
 from paper.page import collect, write_pages
 from paper.ratios import ratios_table
 from paper.workspace import SCALES, SPLITS_BY
@@ -21,6 +21,7 @@ COMMON: Options = [
     click.option("--out", required=True, type=output, help="Experiments with the same share their models."),
     click.option("--scale", type=click.Choice([*SCALES]), default="small"),
     click.option("--seed", default=0),
+    click.option("--device", help="Where labelling and training multiply: cuda, ...  [default: the CPU]"),
 ]
 SPLIT: Options = [
     click.option(
@@ -31,7 +32,10 @@ SPLIT: Options = [
     )
 ]
 MORE: dict[str, Options] = {
-    "ivf": [click.option("--backend", help="Compare on this backend instead (hnsw, scann, pgvector, ...).")],
+    **{
+        name: [click.option("--times/--no-times", default=True, help="Time the searching, too.")]
+        for name in TIMED_APART
+    },
     "encoders": [
         click.option("--also", multiple=True, type=path, help="Data of another encoder; may be repeated."),
         click.option("--encoder", "encoders", multiple=True, help="Encode the data's texts, too, with this."),

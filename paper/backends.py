@@ -100,8 +100,8 @@ def run(workspace: Workspace) -> Summary:
         ],
         method=[
             f"Each KeyNet was trained for {budget(workspace)} (recipe {scale.recipe!r}). FAISS IVF with x "
-            "is the front over indexes of sqrt(n) / 2 to 10 sqrt(n) cells; where a prediction searches or "
-            "routes, there are 4 sqrt(n). Other backends have the settings that amips gives them.",
+            "and with a prediction is the front over indexes of sqrt(n) / 2 to 10 sqrt(n) cells. Other "
+            "backends have the settings that amips gives them.",
             "As returned: recalls of 0.01, 0.1 and 0.5 % of n ask whether the top key is among so many "
             "results of the engine itself, for x and for the predicted key, on the same index (FAISS IVF: "
             "sqrt(n) cells); the times of 0.1 % are taken with as many. HNSW, which the paper does not have, "

@@ -4,8 +4,8 @@ Every directory of vectors is a workspace of its own, with the scale's settings;
 """
 
 import json
-import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from amips.bench import (
 )
 from amips.errors import AmipsError
 from amips.task import Task
-from paper.claims import Claim, Finding, claim_values, verdict
-from paper.ivf import METRICS, TARGETS, index_ways
+from paper.claims import Claim, Finding, claim_values, decided, verdict
+from paper.ivf import METRICS, TARGETS, best_on_val, index_ways, leads
 from paper.mappers import EREL_HEAD, HALF, ONE_SEED, Trained, budget, difference, draws, erel_cells, trained
-from paper.search_runs import CLEARLY, ORIGINAL, Query, Way, front_of, lead, none_if_nan, search_all
+from paper.search_runs import CLEARLY, ORIGINAL, Lead, Query, Searched, Way, front_of, none_if_nan, search_all
 from paper.workspace import Workspace
 
 WHERE_TRAINING = "Appendix A.5, Figure 11"
@@ -49,17 +49,32 @@ class Place:
     name: str
     task: Task
     networks: list[Trained]
-    families: dict[Way, Family]
-    second: float  # what a time of 1 takes, in a large batch on one thread
+    searched: Searched[Way]
+
+    @property
+    def families(self) -> dict[Way, Family]:
+        """What was measured on test."""
+        return self.searched.test
+
+    @property
+    def second(self) -> float:
+        """What a time of 1 takes, in a large batch on one thread."""
+        return self.searched.seconds["batch/1"]
 
     @property
     def learned(self) -> dict[Way, Family]:
         """Searching with a network."""
         return {way: family for way, family in self.families.items() if way != ORIGINAL}
 
-    def lead(self, way: Way) -> float:
-        """By how much a way finds more than x at equal FLOPs, where it does most."""
-        return lead(self.families[ORIGINAL], self.families[way], "flops", JUDGED)
+    @cached_property
+    def leads(self) -> dict[Way, Lead | None]:
+        """By how much each way finds more than x at equal FLOPs, where it does most on val."""
+        bootstrap = draws(self.task)
+        return {way: leads(self.searched, way, bootstrap)["flops"] for way in self.learned}
+
+    def best(self, query: Query) -> Lead | None:
+        """The lead of the size that leads most on val; None if that has no cost in common with x."""
+        return self.leads[best_on_val(self.searched, query)]
 
 
 def encoder_of(data: Path) -> str:
@@ -106,8 +121,8 @@ def run(workspace: Workspace) -> Summary:
             f"KeyNet {' and '.join(SIZES)}, c = 1, each trained for {budget(workspace)} (recipe "
             f"{scale.recipe!r}) on every data set, with the same settings. A network has a fixed fraction of "
             "n d parameters, so that it is larger where the dimension is.",
-            "Search as in ivf: with x over indexes of sqrt(n) / 2 to 10 sqrt(n) cells, "
-            " drop-in and routed on one of 4 sqrt(n). erel is relative to the distance of "
+            "Search as in ivf: with x, drop-in and routed, each over indexes of sqrt(n) / 2 to 10 sqrt(n) "
+            "cells. erel is relative to the distance of "
             "query and key, which encoders differ in. " + HALF,
             ONE_SEED,
         ],
@@ -122,7 +137,7 @@ def _measure(workspace: Workspace, name: str, folder: str) -> Place:
     networks = [trained(workspace, task, "KeyNet", size) for size in SIZES]
     ways = index_ways(task.n, {one.size: str(one.directory) for one in networks})
     searched = search_all(workspace, task, folder, ways, None, times=True, all_threads=False)
-    return Place(name, task, networks, searched.test, searched.seconds["batch/1"])
+    return Place(name, task, networks, searched)
 
 
 def _values(place: Place) -> dict[str, Any]:
@@ -132,7 +147,10 @@ def _values(place: Place) -> dict[str, Any]:
         "n": place.task.n,
         "d": place.task.d,
         "networks": {one.name: one.described() for one in place.networks},
-        "lead": {family.name: none_if_nan(place.lead(way)) for way, family in place.learned.items()},
+        "lead": {
+            family.name: None if (one := place.leads[way]) is None else [one.value, one.low, one.high]
+            for way, family in place.learned.items()
+        },
         "recall": {family.name: family.recalls(JUDGED).tolist() for family in families},
         "flops": {family.name: family.costs("flops").tolist() for family in families},
         "seconds": {
@@ -164,14 +182,14 @@ def _search_table(places: list[Place]) -> Table:
                 _ratio(bootstrap.ratio(base, family, axis, JUDGED, TARGETS[1]))
                 for axis in ("scanned", "batch/1")
             ]
-            ahead = place.lead(way)
-            rows.append([place.name, family.name, *cells, "-" if math.isnan(ahead) else f"{ahead:+.3f}"])
+            ahead = place.leads[way]
+            rows.append([place.name, family.name, *cells, "-" if ahead is None else ahead.text()])
     head = ["encoder", "searched with", *(f"FLOPs at {target:.2f}" for target in TARGETS)]
-    head += [f"keys scanned at {TARGETS[1]:.2f}", f"time at {TARGETS[1]:.2f}", "largest lead"]
+    head += [f"keys scanned at {TARGETS[1]:.2f}", f"time at {TARGETS[1]:.2f}", "lead"]
     note = (
         "How many times less than the unmodified query needs; above 1 is a gain. Times are of large batches "
-        "on one thread, the network's included, for as many results as the recall needs. The largest lead is "
-        "that in recall at equal FLOPs, over all budgets; below 0 the unmodified query is ahead everywhere."
+        "on one thread, the network's included, for as many results as the recall needs. The lead is "
+        "that in recall at equal FLOPs, at the cost where it is largest on val."
     )
     return Table(f"{JUDGED[0].upper()}{JUDGED[1:]}: against searching with x", head, rows, note)
 
@@ -248,10 +266,10 @@ def _of_place(place: Place, bootstrap: Bootstrap) -> list[Finding]:
     smallest, largest = place.networks[0], place.networks[-1]
     gain = difference(largest, smallest, "erel", bootstrap)
     sure = "" if gain.sure else ", no sure difference"
-    mapped, routed = _largest_lead(place, "mapped"), _largest_lead(place, "routed")
+    mapped, routed = place.best("mapped"), place.best("routed")
     parts = [
-        f"the {what} {'at no budget as cheap' if math.isnan(at) else f'by at most {100 * at:+.1f} points'}"
-        for what, at in (("mapped query (drop-in)", mapped), ("routed one", routed))
+        f"the {what} {'at no budget as cheap' if one is None else f'by {one.text()}'}"
+        for what, one in (("mapped query (drop-in)", mapped), ("routed one", routed))
     ]
     return [
         Claim(
@@ -264,13 +282,11 @@ def _of_place(place: Place, bootstrap: Bootstrap) -> list[Finding]:
         Claim(
             "mapped queries lead in the middle of the budgets with every encoder",
             WHERE_SEARCH,
-            mapped > CLEARLY,
-            f"{place.name}: at equal FLOPs ahead of the original query in {JUDGED}: {', '.join(parts)}",
+            False if mapped is None else decided(mapped.low, mapped.high, CLEARLY),
+            f"{place.name}: at equal FLOPs ahead of the original query in {JUDGED}, at the cost where "
+            f"it is most so on val: {', '.join(parts)}",
+            value=None if mapped is None else mapped.value,
+            low=None if mapped is None else mapped.low,
+            high=None if mapped is None else mapped.high,
         ),
     ]
-
-
-def _largest_lead(place: Place, query: Query) -> float:
-    """Over the sizes; nan if none has a cost in common with x."""
-    leads = [place.lead(way) for way in place.families if way.query == query]
-    return max((value for value in leads if not math.isnan(value)), default=math.nan)

@@ -5,7 +5,6 @@ The authors' published code adds noise to the queries first and splits the rows 
 of nearly every validation row, or its original, are trained on.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from amips.builder import Builder
 from amips.task import BY_ROWS, BY_SOURCE, Split, Task
 from amips.vectors import Floats, inspect, open_vectors, row_norms
 from paper.claims import claim_values, verdict
-from paper.leak_search import search_chart, search_sentences, search_table, searched
 from paper.mappers import per_row, trained
 from paper.one_index import chart, claims, one_index, table
 from paper.pool import COPIES, NOISE
@@ -36,12 +34,6 @@ METRICS = {
     "mrr": "MRR",
 }
 LOOKUP = "lookup"
-
-
-def prepare(workspace: Workspace) -> Task:
-    """The pool with held-out rows of both splits: `val` is leaky, `test` is not; nothing is chosen here."""
-    views = workspace.pool_tasks()
-    return replace(views[BY_ROWS], val=views[BY_ROWS].test, test=views[BY_SOURCE].test)
 
 
 def lookup(task: Task, split: Split) -> Doubles:
@@ -76,11 +68,14 @@ def bootstrap(values: Doubles, sources: Ids, rng: np.random.Generator, draws: in
 
 def run(workspace: Workspace) -> Summary:
     """Train one KeyNet on the authors' split and measure it on leaky and on truly held-out rows."""
-    task = prepare(workspace)
+    views = workspace.pool_tasks()
+    task = views[BY_ROWS]
     size = workspace.scale.sizes[0]
     one = trained(workspace, task, "KeyNet", size, portion=1.0)
     net = one.model
-    splits = {"leaky": task.val, "held_out": task.test}
+    kinds = {"leaky": views[BY_ROWS], "held_out": views[BY_SOURCE]}
+    splits, val = ({kind: getattr(view, part) for kind, view in kinds.items()} for part in ("test", "val"))
+    leaky, held_out = splits.values()
     rows = {name: per_row(net, task, split) for name, split in splits.items()}
     for name, split in splits.items():
         rows[name][LOOKUP] = lookup(task, split)
@@ -88,26 +83,25 @@ def run(workspace: Workspace) -> Summary:
     rng = np.random.default_rng([workspace.seed, 6])
     values: dict[str, Any] = {}
     for metric in (*METRICS, LOOKUP):
-        leaky, unseen = (float(rows[name][metric].mean()) for name in splits)
+        known, unseen = (float(rows[name][metric].mean()) for name in splits)
         drawn = [bootstrap(rows[name][metric], sources[name], rng) for name in splits]
         interval = np.quantile(drawn[0] - drawn[1], (0.025, 0.975)).tolist()
         values[metric] = {
-            "leaky": leaky,
+            "leaky": known,
             "held_out": unseen,
-            "difference": leaky - unseen,
+            "difference": known - unseen,
             "interval": interval,
         }
     pool = np.asarray(task.train.source)
     values |= {
-        "rows": {"train": len(task.train), "leaky": len(task.val), "held_out": len(task.test)},
+        "rows": {"train": len(task.train), "leaky": len(leaky), "held_out": len(held_out)},
         "sources": {"pool": len(np.unique(pool)), "held_out": len(np.unique(sources["held_out"]))},
         "leaky_with_relatives": float(np.isin(sources["leaky"], pool).mean()),
         "held_out_with_relatives": float(np.isin(sources["held_out"], pool).mean()),
         "size": size,
         "samples": int(net.about["samples"]),
         "times_seen": net.about["samples"] / len(task.train),
-        "search": searched(workspace, task, size, one.directory),
-        "one_index": one_index(task, net, splits, sources, Builder(task, workspace.work / "leak-designs")),
+        "one_index": one_index(task, net, splits, val, Builder(task, workspace.work / "leak-designs")),
     }
     findings = claims(values["one_index"])
     values |= claim_values(findings)
@@ -115,22 +109,21 @@ def run(workspace: Workspace) -> Summary:
         name="leak",
         title="What noise before the split is worth",
         verdict=[*verdict(findings), *sentences(values)],
-        tables=[table(values["one_index"]), _table(values), search_table(values["search"])],
+        tables=[table(values["one_index"]), _table(values)],
         charts=[
             chart(values["one_index"]),
             _errors_chart(rows["leaky"]["erel"], rows["held_out"]["erel"]),
-            search_chart(values["search"]),
         ],
         facts=[
             ("keys", f"{task.n:,} of dimension {task.d}"),
             ("training rows", f"{len(task.train):,} of {values['sources']['pool']:,} source queries"),
             (
                 "leaky rows",
-                f"{len(task.val):,}, {values['leaky_with_relatives']:.1%} with relatives in train",
+                f"{len(leaky):,}, {values['leaky_with_relatives']:.1%} with relatives in train",
             ),
             (
                 "held-out rows",
-                f"{len(task.test):,} of {values['sources']['held_out']:,} other source queries",
+                f"{len(held_out):,} of {values['sources']['held_out']:,} other source queries",
             ),
         ],
         method=[
@@ -139,8 +132,8 @@ def run(workspace: Workspace) -> Summary:
             "pool's rows are split at random, row by row, as in the authors' published code; the held-out "
             "sources were set aside before, and their rows are made in the same way.",
             f"One KeyNet {size}, c = 1, recipe {workspace.scale.recipe!r}, {values['samples']:,} samples: "
-            f"each training row was seen {values['times_seen']:.1f} times. Nothing is chosen by the leaky "
-            "rows; training only logs them.",
+            f"each training row was seen {values['times_seen']:.1f} times. Only the number of "
+            "probes of the verdict is chosen, for each kind on other rows of that kind.",
             f"Intervals: 95 %, {DRAWS:,} bootstrap draws of source queries, each with all of its rows.",
             "The lookup answers with the top key of the nearest training row: a model that does nothing "
             "but memorise.",
@@ -180,7 +173,7 @@ def _errors_chart(leaky: Doubles, unseen: Doubles) -> Chart:
 
 
 def sentences(values: dict[str, Any]) -> list[str]:
-    """What the leak is worth: of predictions, of searching with them, and of memory alone."""
+    """What the leak is worth: of predictions, and of memory alone."""
     said = []
     for metric, what in (("match", "Match rate"), ("erel", "Transport error (erel)")):
         one = values[metric]
@@ -196,7 +189,6 @@ def sentences(values: dict[str, Any]) -> list[str]:
             f"{what}: {one['leaky']:.3f} on leaky rows, {one['held_out']:.3f} on held-out ones, a difference "
             f"of {one['difference']:+.3f} ({low:+.3f} to {high:+.3f}): {worth}."
         )
-    said += search_sentences(values["search"])
     memory = values[LOOKUP]
     said.append(
         f"A lookup that does nothing but memorise is right on {memory['leaky']:.1%} of the leaky rows and "

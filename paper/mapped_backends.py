@@ -1,38 +1,29 @@
-"""Backends searched with x, with the key that a KeyNet predicts, and routed by it: what `ivf` does on another
-backend, and `backends` on several.
-"""
+"""Backends searched with x, with the key that a KeyNet predicts, and routed by it: the runs of `backends`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from amips import Design
 from amips.backends import backend_class
 from amips.bench import (
     Axis,
-    Bootstrap,
     Chart,
     Family,
     Metric,
     Mode,
     Panel,
     Series,
-    Summary,
     System,
-    describe_machine,
-    gain_sentences,
-    gain_tables,
-    silent_sentences,
+    sweep,
 )
 from amips.task import Task
-from paper.claims import claim_values
-from paper.ivf import SIZES, counts, index_ways, mapper
+from paper.ivf import index_ways, mapper
 from paper.search_runs import IVF, Searched, Way, batch_of, front_of, search_all
 from paper.workspace import Workspace
 
 METRIC: Metric = "recall@10"  # every way scores with x in the end, so deeper recalls tell no more
 IVF_TITLE = "FAISS IVF"
+CELLS = (4.0,)  # of a backend whose cells can be addressed, in units of sqrt(n)
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,7 @@ def backend_ways(
         runs: the run directory of the KeyNet of each size.
         mapped: whether what is found for the predicted key is scored again with x.
     """
-    design = Design.plain(min(counts(n)[0], n)) if backend_class(backend).routable else None
+    design = Design.plain(min(sweep(n, CELLS)[0], n)) if backend_class(backend).routable else None
     ways = {Way("original", backend=backend): [System(design, backend=backend)]}
     for size, run in runs.items():
         system = System(design, backend=backend, run=run, mode=mapped, label=f"KeyNet {size}")
@@ -121,28 +112,6 @@ def with_x(families: Mapping[Way, Family]) -> dict[Way, tuple[Family, Family]]:
         for way, family in families.items()
         if way.query != "original"
     }
-
-
-def run_backend(workspace: Workspace, backend: str) -> Summary:
-    """Original, drop-in and routed on one backend, for every size."""
-    kind = backend_class(backend)
-    name = f"ivf-{backend}"
-    sizes = SIZES if workspace.scale.name != "smoke" else ("XS",)
-    measured = measure(workspace, name, [backend], sizes)
-    bootstrap = Bootstrap(np.asarray(measured.task.test.source))
-    compared = list(with_x(measured.searched.test).values())
-    return Summary(
-        name=name,
-        title=f"{kind.title} searched with x and with the predicted key",
-        verdict=[*gain_sentences(compared, bootstrap, measured.batch), *silent_sentences(compared)],
-        tables=gain_tables(compared, bootstrap, measured.batch),
-        charts=[measured.chart(name, kind.title, METRIC, backend)],
-        facts=[("keys", f"{measured.task.n:,}"), ("test queries", f"{len(measured.task.test):,}")],
-        method=[method({kind.title: kind.budget}, kind.routable)],
-        command=workspace.command("ivf", f"--backend {backend}"),
-        machine=describe_machine(),
-        values={**measured.values(METRIC), **claim_values([])},  # what the paper says of backends: `backends`
-    )
 
 
 def method(budgets: dict[str, str], routed: bool) -> str:

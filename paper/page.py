@@ -31,7 +31,9 @@ RESULTS = ROOT / "results"
 OVERVIEW, PAGES = Path("docs/results.md"), Path("docs/results")
 BENCH = "bench"  # no experiment of the paper: the plain routers, compared on the same data
 POINTS = "The best points of each"  # hundreds of rows: they are in the report and in summary.json
-REPLICA = "replica"  # at this scale an experiment is published beside what it gave at another
+REPLICA, HEADLINE = "replica", "replica100k"
+# At these scales an experiment is published beside what it gave at another; the larger first.
+REPLICAS = tuple(name for name, scale in reversed(SCALES.items()) if scale.sources is not None)
 HEADLINES = ("leak", "routing", "routing128")  # their claims come first
 INTRODUCTION = """# Results
 
@@ -41,6 +43,8 @@ on: this is what queries get that come again. Split by source, a query that is m
 training: this is what new queries get. "Not run" says that an experiment was not run under a split,
 "whatever the split" that nothing in it is learned from queries. A third split, by time, has
 [a table of its own](#traffic-split-by-time).
+KeyNet is no candidate of `fit`, in the order of time either: where traffic comes again, a memory of the log
+answers for less ([why](networks.md#when-the-papers-networks-pay)).
 What `amips.fit` makes, which gains more, is measured in
 [what amips gains](../benchmarks/results/win.md) and explained in [How it wins](how-it-wins.md).
 
@@ -53,7 +57,10 @@ ratios](#the-papers-ratios-and-ours)). Most networks had {samples:,} samples, Su
 {routing:,}, and fewer sizes, depths and strengths of noise than in the paper were tried, and `backends`
 was run by rows alone: each page says which. SupportNet finds 10 points more than the centroids there with
 100 times the published code's weight of its score loss, and does not with that weight: each is a row of
-its own. Other pages are of networks that had minutes on two cores and as many different queries as there
+its own. Pages that end in "replica100k" are of the headline of mapped queries alone, at {large:,} keys:
+{sources:,} source queries with {copies} noisy copies each, and one KeyNet XS that saw a row {seen:,.0f}
+times.
+Other pages are of networks that had minutes on two cores and as many different queries as there
 are; the paper trains on 1 to 10 billion samples.
 
 Intervals are of 95 %, over the test queries; a claim that was decided without one says "no interval". A claim
@@ -84,6 +91,7 @@ def introduction() -> str:
     scale = SCALES[REPLICA]
     assert scale.samples is not None
     ours, routing = regime_of(scale), ROUTERS[REPLICA]["SupportNet"]
+    large = SCALES[HEADLINE]
     nq = next(one for one in paper_regimes() if one.name == "NQ")  # as people wrote them, the first reading
     return INTRODUCTION.format(
         keys=scale.keys,
@@ -93,12 +101,16 @@ def introduction() -> str:
         paper_most=nq.epochs[1],
         samples=round(MAPPERS[REPLICA] * scale.samples),
         routing=round(routing * scale.samples),
+        large=large.keys,
+        sources=large.sources,
+        copies=large.copies,
+        seen=regime_of(large).epochs[0],
     )
 
 
 def published() -> list[str]:
     """The results that there are, by their names; an experiment without any has no page yet."""
-    names = [name for one in EXPERIMENTS for name in (f"{one}-{REPLICA}", one)]
+    names = [name for one in EXPERIMENTS for name in (*(f"{one}-{scale}" for scale in REPLICAS), one)]
     return [name for name in names if (RESULTS / name / "summary.json").exists()]
 
 
@@ -134,14 +146,18 @@ def collect(out: Path) -> list[str]:
 
 
 def published_as(name: str, command: str) -> str:
-    """What the results of an experiment are called: at replica they stand beside those of another scale."""
-    replica = name in EXPERIMENTS and EXPERIMENTS[name].split and f"--scale {REPLICA}" in command
-    return f"{name}-{REPLICA}" if replica else name
+    """What the results of an experiment are called: at a replica they stand beside those of another scale.
+
+    Those of an experiment that measures both splits at once at the replica bear its name alone.
+    """
+    scale = command.partition("--scale ")[2].split(" ")[0]
+    beside = name in EXPERIMENTS and scale in REPLICAS and (EXPERIMENTS[name].split or scale != REPLICA)
+    return f"{name}-{scale}" if beside else name
 
 
 def experiment_of(name: str) -> str:
     """The experiment that results of this name are of."""
-    return name.removesuffix(f"-{REPLICA}")
+    return name.rpartition("-")[0] if name.endswith(REPLICAS) else name
 
 
 @dataclass(frozen=True)
@@ -222,6 +238,11 @@ def tally(summaries: Mapping[str, Summary]) -> str:
         known["not held in part and otherwise not decided"] = len(mixed) - known["held in part"]
         counts = ", ".join(f"{count} {word}" for word, count in known.items() if count)
         said.append(f"Of {len(ends)} claims under {name}: {counts}.")
+    free = [[t.claim for t in tests] for tests in claims.values() if all(t.independent for t in tests)]
+    count = sum(outcome(own) == OUTCOMES[True] for own in free)
+    said.append(
+        f"In both counts are {count} claims that held whatever the split: nothing is learned in them."
+    )
     return "\n".join(said)
 
 
@@ -272,7 +293,8 @@ def question_of(name: str) -> str:
     """What results of this name answer."""
     if name == BENCH:
         return "The plain routers of `amips bench`, with times, on the same data."
-    regime = ", in the paper's regime" if experiment_of(name) != name else ""
+    scale = SCALES.get(name.removeprefix(f"{experiment_of(name)}-"))
+    regime = "" if scale is None else f", in the paper's regime, {scale.keys:,} keys"
     question = EXPERIMENTS[experiment_of(name)].question
     return f"{question[:-1]}{regime}{question[-1]}"
 
@@ -290,7 +312,7 @@ def page(name: str, summary: Summary) -> str:
         parts.append("\n\n".join([text, *([chart.caption] if chart.caption else [])]))
     parts.append("## How it was measured")
     parts.append("; ".join(f"{what}: {value}" for what, value in summary.facts) + ".")
-    parts += [*summary.method, *older_than(name, summary), f"`{summary.command}`"]
+    parts += [*summary.method, *older_than(experiment_of(name), summary), f"`{summary.command}`"]
     parts.append(", ".join(f"{what} {value}" for what, value in summary.machine.items()) + ".")
     parts.append("[All results](../results.md)")
     return "\n\n".join(parts) + "\n"

@@ -90,9 +90,9 @@ def regime_of(scale: Scale) -> Regime:
 
 
 def ratios_table(regimes: Sequence[Regime] | None = None) -> Table:
-    """Parameters, rows and samples for each source query; the paper's data sets and our replica if None."""
-    ours = regime_of(SCALES["replica"])
-    regimes = [*paper_regimes(), ours] if regimes is None else regimes
+    """Parameters, rows and samples for each source query; the paper's data sets and our replicas if None."""
+    replicas = [regime_of(scale) for scale in SCALES.values() if scale.sources is not None]
+    regimes = [*paper_regimes(), *replicas] if regimes is None else regimes
     rows = []
     for one in regimes:
         each = [_number(one.parameters(fraction) / one.sources) for fraction in (0.01, 0.05, 0.2)]

@@ -64,18 +64,20 @@ WEIGHTS = (
     "which is d times as much, KeyNet's score error falls to a quarter and its gradient error rises by 12 %."
 )
 HEAD = (
-    "KeyNet finds more, but its output layer has c d columns: one prediction costs as much as searching two "
-    "or three more of the 10 cells (the paper says so of Quora). SupportNet, which has c, needs fewer."
+    "KeyNet finds more, but its output layer has c d columns: a prediction of KeyNet M costs 19 to 30 % of a "
+    "full scan, as much as two or three more of the 10 cells. That is so of 20,000 keys, where M has the "
+    "paper's parameters for each source query: of the paper's XS on 2.6 million keys it would be 1 to 2 %. "
+    "SupportNet, whose output layer has c columns, needs fewer FLOPs here, too."
 )
 FORGETS = (
     "A network that knows 300 queries by heart loses them beyond the noise that it learned with, 0.02: at 4 "
-    "probes the predicted key of KeyNet XS finds 0.771, 0.664 and 0.544 at sigma 0, 0.02 and 0.03. One that "
-    "learned from 200,000 queries knows less, and loses less."
+    "probes the predicted key of KeyNet XS finds 0.938 of the queries themselves, and 0.775, 0.647 and 0.254 "
+    "at sigma 0.02, 0.03 and 0.06. One that learned from 200,000 queries knows less, and loses less."
 )
 OWN_COST = (
-    "At equal probes the predicted key leads with one probe up to sigma = 0.02 (0.547 against 0.472), and no "
-    "longer at 0.03 (0.432 against 0.463); at equal FLOPs the prediction of KeyNet XS costs as much as "
-    "another probe, and x with two probes is ahead."
+    "At equal probes the predicted key leads with one probe at sigma = 0.03, too (0.535 against 0.470), and "
+    "not with four (0.647 against 0.748); the prediction of KeyNet XS costs as much as two more probes, and "
+    "x with three is ahead (0.701)."
 )
 LARGE = (
     "The predicted key leads at equal keys scanned, and on FAISS IVF and LeanVec in time; at equal "
@@ -85,8 +87,8 @@ LARGE = (
 )
 UNKNOWN = "No experiment here says why."
 UNTESTED = {  # experiments that were run under one split alone
-    "encoders": "It takes texts and their vectors by two encoders: there was no time",
-    "scaling": "It labels and searches a pool of queries at every number of keys: there was no time",
+    "encoders": "It was run by source alone; `python -m paper encoders --split rows` is the other",
+    "scaling": "It was run by source alone; `python -m paper scaling --split rows` is the other",
 }
 
 REASONS = (
@@ -102,7 +104,6 @@ REASONS = (
             "mapped queries lead in the middle of the budgets on SOAR",
             "the same picture on all backends and axes",
             "mapped queries lead in the middle of the budgets with every encoder",
-            "mapped queries stay ahead in the middle of the budgets as n grows",
         ),
         BY_SOURCE,
         MEMORY,

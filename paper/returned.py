@@ -6,12 +6,15 @@ scored again with x: that is another comparison, beside this one in `backends`.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from amips import Design
-from amips.bench import Bootstrap, Family, Metric, System, within
+from amips.bench import Bootstrap, Family, Measured, Metric, System, within
 from amips.task import Task
-from paper.one_index import Kinds, cells_of_one, lead_row
-from paper.search_runs import ORIGINAL, Searched, Way, search_all
+from paper.one_index import Kinds, cells_of_one, lead_row, probes_of_one
+from paper.search_runs import ORIGINAL, Searched, Way, none_if_nan, search_all
 from paper.workspace import Workspace
 
 FRACTIONS: tuple[Metric, ...] = ("recall@0.01%", "recall@0.1%", "recall@0.5%")
@@ -60,6 +63,42 @@ def at_equal_probes(
         for way in (ORIGINAL, Way("mapped", size))
     ]
     return [lead_row(sides[0][budget], sides[1][budget], bootstrap) for budget in sorted(sides[0])]
+
+
+def place_on_val(families: Mapping[Way, Family], size: str, metric: Metric) -> int:
+    """Which of the common probes, from the fewest, the predicted key leads most with, on val."""
+    x, mapped = (
+        np.array([run.metric(metric).mean() for run in sorted(families[way].runs, key=_budget)])
+        for way in (ORIGINAL, Way("mapped", size))
+    )
+    return int((mapped - x).argmax())
+
+
+def _budget(run: Measured) -> int:
+    return run.run.budget
+
+
+def on_one_index(searched: Searched[Way], n: int, metric: Metric, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Recall on test at equal probes of one index, by size.
+
+    On val are chosen: the best size, and the number of probes with which each size leads most.
+    """
+    sizes = [way.size for way in searched.test if way.query == "mapped"]
+    val = {size: float(searched.val[Way("mapped", size)].recalls(metric).mean()) for size in sizes}
+    seconds = searched.seconds["batch/1"]
+    return {
+        "cells": cells_of_one(n),
+        "k": within(n)[FRACTIONS.index(metric)],
+        "probes": probes_of_one(n),
+        "best": max(val, key=lambda size: val[size]),
+        "place": {size: place_on_val(searched.val, size, metric) for size in sizes},
+        "seconds": {
+            way.size or "x": [none_if_nan(float(v) * seconds) for v in family.costs("batch/1")]
+            for way, family in searched.test.items()
+        },
+        "flops": {way.size or "x": family.costs("flops").tolist() for way, family in searched.test.items()},
+        **{size: at_equal_probes(searched.test, size, metric, bootstrap) for size in sizes},
+    }
 
 
 def kinds_of(size: str) -> Kinds:

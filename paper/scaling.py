@@ -19,6 +19,7 @@ from amips import Design, Linear, exact
 from amips.bench import (
     OWN_LABEL,
     Axis,
+    Bootstrap,
     Family,
     Measured,
     Summary,
@@ -50,7 +51,7 @@ from paper.scaling_summary import (
     growth_of,
     growth_table,
 )
-from paper.search_runs import lead, none_if_nan, recall_at, runner_of, search_all
+from paper.search_runs import Lead, lead_chosen_on_val, none_if_nan, recall_at, runner_of, search_all
 from paper.workspace import Workspace
 
 KEYS = (10_000, 31_623, 100_000, 316_228, 1_000_000, 2_000_000)
@@ -82,6 +83,7 @@ class Step:
     network: Trained
     linear: list[int]  # samples of the linear routers
     families: dict[str, Family]
+    leads: dict[str, Lead | None]  # of each way over x, where it is largest on val
     cells: int  # of the largest index,
     own_bytes: int  # ... and the bytes of amips's index and router
     cheapest: int | None  # cells of the index that x searches most cheaply at the recall that is compared
@@ -175,7 +177,8 @@ def _measure(workspace: Workspace) -> Step:
     task = workspace.mapping_task()
     network = trained(workspace, task, "KeyNet", "XS")
     ways = ways_of(task, str(network.directory))
-    families = search_all(workspace, task, "search", ways, None, times=False, **BENCH).test
+    searched = search_all(workspace, task, "search", ways, None, times=False, **BENCH)
+    families = searched.test
     builder = runner_of(
         workspace, task, "search", **BENCH
     ).builder  # its routers are trained: they are read back
@@ -187,7 +190,14 @@ def _measure(workspace: Workspace) -> Step:
     own_bytes = _index_bytes(task, own.cells, 1 + own.spill_fraction)
     own_bytes += sum(weights.nbytes for weights in router.weights.values())
     cells, cheapest = ways[ORIGINAL][-1].cells, _cheapest(families[ORIGINAL])
-    return Step(task.n, task, network, samples, families, cells, own_bytes, cheapest)
+    sides = [{"val": searched.val[name], "test": families[name]} for name in ways]
+    bootstrap = Bootstrap(np.asarray(task.test.source))
+    leads = {
+        name: lead_chosen_on_val(sides[0], own_side, "flops", METRIC, bootstrap)
+        for name, own_side in zip(ways, sides, strict=True)
+        if name != ORIGINAL
+    }
+    return Step(task.n, task, network, samples, families, leads, cells, own_bytes, cheapest)
 
 
 def _model(builder: Builder, system: System) -> Model:
@@ -263,7 +273,7 @@ def figures(steps: list[Step], control: Step | None, rounds: int) -> dict[str, A
 
 def _row(step: Step, seconds: float) -> dict[str, Any]:
     """What was measured at one number of keys."""
-    about, base = step.network.model.about, step.families[ORIGINAL]
+    about = step.network.model.about
     cost = step.cost_at_level(ORIGINAL)
     return {
         "n": step.n,
@@ -281,10 +291,9 @@ def _row(step: Step, seconds: float) -> dict[str, Any]:
         "flops": {name: none_if_nan(step.cost_at_level(name)) for name in WAYS},
         "scanned": {name: none_if_nan(step.cost_at_level(name, "scanned")) for name in WAYS},
         "recall": {name: none_if_nan(recall_at(step.families[name], "flops", METRIC, cost)) for name in WAYS},
-        "lead": {
-            name: none_if_nan(lead(base, step.families[name], "flops", METRIC))
-            for name in WAYS
-            if name != ORIGINAL
+        "lead": {name: None if one is None else one.value for name, one in step.leads.items()},
+        "lead interval": {
+            name: None if one is None else [one.low, one.high] for name, one in step.leads.items()
         },
         "full scan": 2 * step.n * step.task.d,
     }

@@ -58,7 +58,7 @@ class Searched(Generic[K]):
 
     test: dict[K, Family]
     val: dict[K, Family]
-    seconds: dict[str, float]  # of the yardstick, by batch/threads; times are in units of it
+    seconds: dict[str, float]  # of the yardstick, by batch/threads, nan without times, which are in its units
 
 
 def search_all(
@@ -76,12 +76,12 @@ def search_all(
         folder: where in the workspace's `out` the runs are stored.
         ways: the systems that make one front each: they differ in the number of cells alone.
         ladder: budgets; None climbs until nearly everything is found.
-        times: measure times too.
+        times: measure times too, unless the workspace takes none.
         options: other `Settings` of the bench.
     """
     runner = runner_of(workspace, task, folder, **options)
     systems = [system for members in ways.values() for system in members]
-    runner.run(systems, folder.split("/")[0], ladder, times)
+    runner.run(systems, folder.split("/")[0], ladder, times and workspace.times)
     runs = runner.store.runs(systems)
     way_of = {system: way for way, members in ways.items() for system in members}
     test, val = (
@@ -89,7 +89,9 @@ def search_all(
         for families in (on_test(runs, task), on_val(runs, task))
     )
     return Searched(
-        {way: test[way] for way in ways}, {way: val[way] for way in ways}, yardstick_seconds(runs)
+        {way: test[way] for way in ways},
+        {way: val[way] for way in ways},
+        {"single/1": math.nan, "batch/1": math.nan, **yardstick_seconds(runs)},
     )
 
 

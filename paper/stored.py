@@ -9,6 +9,10 @@ FEW_KEYS = (
     "This run is of before k-means learned from all keys: its cells were made from 256 keys each, and "
     "keys lie farther from their centroids than they need to."
 )
+ONE_SIDED = (
+    "In this run x had the best of all numbers of cells, and a prediction one index of 4 sqrt(n): its claim "
+    "of a lead is about these, and not about one and the same index."
+)
 NO_TIMES = "This run took no times."
 LACKS = {
     "routing": "Its sparse injections are none (n_x = 0); the paper's are every fourth layer.",
@@ -31,7 +35,11 @@ def older_than(name: str, summary: Summary) -> list[str]:
     """
     # An experiment that was run under both splits has its values by split.
     sides: list[dict[str, Any]] = list(summary.values.get("splits", {}).values()) or [summary.values]
-    notes = [FEW_KEYS] if "Cells are spherical k-means." in " ".join(summary.method) else []
+    one_sided = name == "ivf" and not any(
+        "place" in one for side in sides for one in side.get("one index", {}).values()
+    )
+    notes = [ONE_SIDED] if one_sided else []
+    notes += [FEW_KEYS] if "Cells are spherical k-means." in " ".join(summary.method) else []
     return notes + ([LACKS[name]] if any(_lacks(name, side) for side in sides) else [])
 
 

@@ -61,6 +61,10 @@ SCALES = {
     "replica": Scale(
         "replica", 20_000, 20_000, 1000, 32, None, 150_000, "default", ("S",), 3, 0.2, sources=300
     ),
+    # The paper's headline at a tenth of its keys: the queries of the log that a network can know by heart.
+    "replica100k": Scale(
+        "replica100k", 100_000, 20_000, 1000, 32, None, 13_600_000, "default", ("XS",), 2, 0.2, sources=3000
+    ),
     "full": Scale("full", None, None, 1000, 4, None, 1_000_000_000, "paper", ("XS", "S", "M", "L"), 10, 30.0),
 }
 
@@ -76,6 +80,8 @@ class Workspace:
         seed: int = 0,
         progress: bool = False,
         also: Sequence[str | Path] = (),
+        times: bool = True,
+        device: str | None = None,
     ) -> None:
         if isinstance(scale, str):
             if scale not in SCALES:
@@ -83,6 +89,8 @@ class Workspace:
             scale = SCALES[scale]
         self.scale, self.seed, self.progress = scale, seed, progress
         self.data, self.out = Path(data), Path(out)
+        self.times = times  # whether experiments that search take times, too
+        self.device = device  # of labelling and training; None is the CPU
         self.also = [Path(other) for other in also]  # data of other encoders, for `encoders`
         self.split_by = BY_SOURCE  # how queries are held out; `by` changes it
         self._trained_on: dict[Path, Task] = {}  # of tasks with two splits the one that networks learn from
@@ -179,6 +187,7 @@ class Workspace:
             cells=partition,
             query_aware=0.0,
             split=self.pool.role,
+            device=self.device,
             progress=self.progress,
             **settings,
         )
@@ -211,7 +220,15 @@ class Workspace:
         }
         about = {**settings, "split": hashlib.sha256(settings["split"].tobytes()).hexdigest()}
         out = self.work / f"task-{cells}-{_digest(about)}"
-        return label(self.keys, self.queries, out=out, cells=cells, progress=self.progress, **settings)
+        return label(
+            self.keys,
+            self.queries,
+            out=out,
+            cells=cells,
+            device=self.device,
+            progress=self.progress,
+            **settings,
+        )
 
     def mapping_task(self) -> Task:
         """One cell, and at least one noisy copy of each query: the paper trains its mappers with noise."""
@@ -252,6 +269,7 @@ class Workspace:
                 evaluations=evaluations,
                 seed=self.seed,
                 resume="auto",
+                device=self.device,
                 progress="bar" if self.progress else False,  # what is gained, an experiment says itself
             )
         except TrainingInterrupted:
@@ -263,7 +281,7 @@ class Workspace:
 
     def command(self, name: str, options: str = "") -> str:
         """What makes an experiment again, without the places of this machine."""
-        more = f" {options}" if options else ""
+        more = (f" {options}" if options else "") + ("" if self.times else " --no-times")
         return f"python -m paper {name}{more} --data DATA --scale {self.scale.name} --out OUT"
 
 

@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from amips.backends import BACKENDS, backend_class, missing
-from amips.bench import System, load_summary
 from amips.errors import AmipsError
 from helpers import ROOT, make_world
 from paper import EXPERIMENTS, run_experiment
 
 torch.set_num_threads(1)
-
-HERE = [name for name in BACKENDS if name not in missing()]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +45,11 @@ def test_help_lists_the_experiments_as_a_user_runs_it():
             ("encoders", "--data", "data", "--out", "out", "--scale", "smoke"),
             "error: encoders compares data of",
         ),
-        (("ivf", "--data", "data", "--out", "out", "--backend", "annoy"), "error: there is no"),
         (("routing", "--data", "data", "--out", "s3://bucket/x"), "error: "),
+        (
+            ("dynamics", "--data", "data", "--out", "on", "--scale", "smoke", "--device", "nowhere"),
+            "error: device='nowhere'",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_line(data, monkeypatch, paper_command, arguments, line):
@@ -68,7 +67,7 @@ def test_what_goes_wrong_is_one_line(data, monkeypatch, paper_command, arguments
         (("routin", "--data", "x", "--out", "y"), "No such command 'routin'"),
         (("routing", "--data", "x"), "Missing option '--out'"),
         (("routing", "--data", "x", "--out", "y", "--scale", "huge"), "'huge' is not one of"),
-        (("losses", "--data", "x", "--out", "y", "--backend", "hnsw"), "No such option"),
+        (("losses", "--data", "x", "--out", "y", "--no-times"), "No such option"),
     ],
 )
 def test_wrong_usage_ends_with_2(paper_command, arguments, match):
@@ -93,8 +92,8 @@ def test_an_interrupt_says_how_to_continue(data, monkeypatch, paper_command):
 def test_from_python_names_are_checked_too(data, tmp_path):
     with pytest.raises(AmipsError, match="there is no experiment 'routin'; there are routing, routing128"):
         run_experiment("routin", data=data, out=tmp_path)
-    with pytest.raises(AmipsError, match="routing: only ivf runs on another backend"):
-        run_experiment("routing", backend="hnsw", data=data, out=tmp_path)
+    with pytest.raises(AmipsError, match="routing: only ivf and ood run without times"):
+        run_experiment("routing", times=False, data=data, out=tmp_path)
 
 
 def test_the_readme_says_what_each_experiment_asks():
@@ -106,28 +105,3 @@ def test_the_readme_says_what_each_experiment_asks():
 def test_it_is_no_part_of_the_wheel():
     assert 'wheel.packages = ["src/amips"]\n' in (ROOT / "pyproject.toml").read_text()
     assert not (ROOT / "src" / "amips" / "paper").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.backends
-@pytest.mark.parametrize("backend", HERE)
-def test_ivf_on_another_backend(data, paper_command, backend):
-    out = data.parent / "out"
-    done = paper_command("ivf", "--backend", backend, "--data", data, "--scale", "smoke", "--out", out)
-    assert done.returncode == 0, done.stderr
-    summary = load_summary(out / f"ivf-{backend}")
-    title = System(backend=backend).family
-    routable = backend_class(backend).routable
-    assert set(summary.values["recall"]) == {
-        title,
-        f"{title}: KeyNet XS, drop-in, scored again",
-        *([f"{title}: KeyNet XS"] if routable else []),
-    }
-    # LanceDB's cells are drawn anew each time, and its ladder ends before the last of them.
-    assert max(summary.values["recall"][title]) > (0.9 if backend == "lancedb" else 0.95)
-    known = routable or backend in ("fastscan", "hnsw", "usearch")
-    first = "FLOPs, fraction of a full scan" if known else "us a query, batch 1, 1 thread"
-    assert summary.charts[0].panels[0].x_label == first
-    assert summary.command.startswith(f"python -m paper ivf --backend {backend} ")
-    assert (out / f"ivf-{backend}" / "table.md").exists()
-    assert any(title in line for line in summary.verdict)

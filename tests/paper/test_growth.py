@@ -212,6 +212,8 @@ def rows(flops, leads):
                 "flops": dict(zip(scaling_summary.WAYS, costs, strict=True)),
                 "scanned": dict.fromkeys(scaling_summary.WAYS),
                 "lead": {scaling_summary.MAPPED: lead},
+                "erel": -0.3,
+                "samples": 2_000_000,
             }
         )
     grows = {}
@@ -244,6 +246,25 @@ def test_scaling_says_what_grows_and_what_was_not_reproduced():
     assert "generated" not in grow
     for leads in ([0.05, 0.0], [0.05, None]):
         assert scaling_summary.findings(rows(COSTS, leads))[-1].held is False
+
+
+@pytest.mark.parametrize(("low", "held"), [(0.02, True), (-0.02, None)])
+def test_leads_are_judged_by_their_intervals_where_there_are_any(low, held):
+    values = rows(COSTS, [0.05, 0.04])
+    for row in values["rows"]:
+        row["lead interval"] = {scaling_summary.MAPPED: [low, 0.08]}
+    claim = scaling_summary.findings(values)[-1]
+    assert claim.held is held
+    assert not claim.bare
+    assert f"+4.0 points ({100 * low:+.1f} to +8.0) at 1,000" in claim.evidence
+
+
+def test_a_network_that_is_no_nearer_than_the_query_decides_nothing():
+    values = rows(COSTS, [0.05, -0.9])
+    values["rows"][-1] |= {"erel": 0.02, "samples": 30_000}
+    claim = scaling_summary.findings(values)[-1]
+    assert claim.held is None
+    assert claim.evidence.endswith("untrained (erel of 0 and more): 1,000 keys, 0.03 million samples")
 
 
 def test_generated_keys_are_said_to_be_and_compared_with_those_of_the_data():

@@ -4,11 +4,11 @@ import pytest
 
 from amips.bench import Summary, load_summary
 from paper.page import RESULTS, page
-from paper.stored import FEW_KEYS, LACKS, older_than
+from paper.stored import FEW_KEYS, LACKS, ONE_SIDED, older_than
 
 TODAY = {
     "routing": {"samples": {"SupportNet XS, L = 4, n_x = 1": 1, "linear": 2}},
-    "ivf": {"one index": {}},
+    "ivf": {"one index": {"recall@0.1%": {"place": {"XS": 0}}}},
     "backends": {"returned": {}},
     "ood": {"curves": {"0.00": {"original": {"seconds": []}}}},
     "encoders": {"encoders": {"one": {"seconds": {}}}},
@@ -48,7 +48,8 @@ def test_a_run_of_today_needs_no_note(name):
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_what_a_run_of_before_lacks_is_said(name):
-    assert older_than(name, summary(BEFORE[name])) == [LACKS[name]]
+    one_sided = [ONE_SIDED] if name == "ivf" else []
+    assert older_than(name, summary(BEFORE[name])) == [*one_sided, LACKS[name]]
     assert older_than(name, summary({"splits": {"rows": TODAY[name], "source": BEFORE[name]}})) == [
         LACKS[name]
     ]
@@ -56,8 +57,10 @@ def test_what_a_run_of_before_lacks_is_said(name):
     assert older_than(name, cells) == [FEW_KEYS]
 
 
-@pytest.mark.parametrize("name", LACKS)
-def test_it_stands_on_the_page(name):
-    stored = load_summary(RESULTS / name)
-    text = page(name, stored)
-    assert all(note in text for note in older_than(name, stored))
+def test_it_stands_on_the_page():
+    stored = {name: load_summary(RESULTS / name) for name in LACKS}
+    notes = {name: own for name, one in stored.items() if (own := older_than(name, one))}
+    assert notes  # where nothing is lacking, nothing is to be said, and paper/stored.py can go
+    for name, own in notes.items():
+        text = page(name, stored[name])
+        assert all(note in text for note in own)

@@ -69,7 +69,9 @@ def test_find_takes_one_format_and_does_not_mind_other_names(tmp_path):
 
 
 def test_an_unknown_scale_is_named(data, tmp_path):
-    with pytest.raises(AmipsError, match="scale='huge': expected one of smoke small replica full"):
+    with pytest.raises(
+        AmipsError, match="scale='huge': expected one of smoke small replica replica100k full"
+    ):
         Workspace(data, "huge", tmp_path / "out")
 
 

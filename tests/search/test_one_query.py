@@ -256,6 +256,32 @@ def test_scores_of_any_layout(store, keys_and_queries):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+def test_many_on_one_thread_go_a_few_at_a_time_where_codes_are_scanned(
+    store, keys_and_queries, threads, monkeypatch
+):
+    x = keys_and_queries[1]
+    index = Searcher(store, None)
+    probes = np.arange(len(x)) // MOST_FEW + 1  # each call has its own
+    calls = []
+
+    def counted(self, x, *rest):
+        calls.append(len(x))
+        return compiled(self, x, *rest)
+
+    compiled = FewSearch.__call__
+    monkeypatch.setattr(FewSearch, "__call__", counted)
+    result = index.search(x, 5, probes=probes, threads=threads)
+    assert calls == ([48, 48, 48, 48, 8] if threads == 1 and store.storage == "lean" else [])
+    monkeypatch.undo()
+    each = [index.search(row, 5, probes=int(count))[0] for row, count in zip(x, probes, strict=True)]
+    np.testing.assert_allclose(result[0], np.concatenate(each), rtol=1e-4, atol=1e-4)
+    bad = x.copy()
+    bad[100, 3] = np.nan
+    with pytest.raises(amips.AmipsError, match="query 100 is not finite"):
+        index.search(bad, 5, probes=3, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
 def test_any_number_of_threads_goes_the_same_way(store, keys_and_queries, threads, monkeypatch):
     x = keys_and_queries[1][:20]
     index = Searcher(store, None)

@@ -39,7 +39,7 @@ class FewSearch:
         factors: "tuple[Floats, Floats | None] | None",
         *added: FaissCellStore,
     ) -> None:
-        self.routed = factors is not None
+        self.routed, self.lean = factors is not None, store.storage == "lean"
         parts = (store, *added)
         self.n = sum(part.n for part in parts)
         self._inputs = store, factors, *added

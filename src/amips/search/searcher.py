@@ -187,7 +187,7 @@ class Searcher:
                 self._efforts[key] = effort
         if threads is not None:
             check_whole("threads", threads, 1)
-        if not drop_in and (result := self.search_few(x, k, effort, allowed)) is not None:
+        if not drop_in and (result := self.search_few(x, k, effort, allowed, threads)) is not None:
             return result[0], labelled(result[1], self.labels)
         x, bad = checked_queries(x, self.d, on_bad)
         with one_thread() if threads is None and len(x) == 1 else limit_threads(threads):
@@ -201,10 +201,10 @@ class Searcher:
     _efforts = cached_property[dict[Any, Effort]](lambda _: {})  # by recall and k
 
     def search_few(
-        self, x: Any, k: int, effort: Effort, allowed: KeyMask | None = None
+        self, x: Any, k: int, effort: Effort, allowed: KeyMask | None = None, threads: int | None = None
     ) -> tuple[Floats, Ids] | None:
         """Scores and key numbers of a few queries, in one compiled call; None where there is none."""
-        return search_few(self, x, k, effort, self.filters.of(allowed))
+        return search_few(self, x, k, effort, self.filters.of(allowed), threads)
 
     @cached_property
     def filters(self) -> CellFilters:
