@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class Matches:
         """
         stay = allowed.keys[self.numbers]
         numbers, ends = self.numbers[stay], np.append(0, np.cumsum(stay))[self.starts]
-        more, cells, first = list[Ids](), list[Ids](), 0
+        more, cells, first = list[NDArray[np.integer[Any]]](), list[Ids](), 0
         for part in parts_of(store):
             if first + part.n > self.store.n:
                 places = np.flatnonzero(part.entries >= self.store.n - first)
