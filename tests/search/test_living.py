@@ -157,7 +157,6 @@ def test_strings_as_ids(bundles, data, tmp_path):
         (lambda index: index.add(np.ones((2, D)), ids=[10_000, 10_000]), "same id"),
         (lambda index: index.add(np.ones((2, D)), ids=["a", "b"]), "are whole numbers"),
         (lambda index: index.add(np.ones((1, D)), ids=[-1]), "no result"),
-        (lambda index: index.add(np.ones((2, D)), ids=[9_000, -7]), "-7 is negative"),
         (lambda index: index.add("nothing.npy"), "nothing.npy"),
         (lambda index: index.remove([5, 10_000]), "id 10000 is not in this index"),
         (lambda index: index.remove([5, 5]), "same id"),
@@ -295,7 +294,7 @@ def test_a_snapshot_that_was_replaced_is_let_go_of(bundles, data):
     index = Index(amips.load(bundles / "flat").snapshot)
     index._adaptation = Adapted()
     assert index.serving is not None
-    index._compare(data[2][:300])
+    index._compare(data[2][:300] + 0.01)  # not those of the log
     before = weakref.ref(index.snapshot)
     index.add(data[1][:1])
     gc.collect()

@@ -30,12 +30,10 @@ def check_kind(ids: NDArray[Any], strings: bool) -> None:
 
 
 def check_usable(ids: NDArray[Any]) -> None:
-    """AmipsError if a key cannot have one of these ids: what stands for no result, or a negative number."""
-    if ids.dtype.kind == "U":
-        if (ids == "").any():
-            raise AmipsError("ids: '' means that there is no result, so no key can have it")
-    elif len(ids) and (least := int(ids.min())) < 0:
-        raise AmipsError(f"ids: {least} is negative, where -1 means that there is no result: begin with 0")
+    """AmipsError if a key cannot have one of these ids: -1, or "", stands for no result."""
+    nothing: Any = "" if ids.dtype.kind == "U" else -1
+    if (ids == nothing).any():
+        raise AmipsError(f"ids: {nothing!r} means that there is no result, so no key can have it")
 
 
 class KeyIds:
