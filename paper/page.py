@@ -157,7 +157,8 @@ def published_as(name: str, command: str) -> str:
 
 def experiment_of(name: str) -> str:
     """The experiment that results of this name are of."""
-    return name.rpartition("-")[0] if name.endswith(REPLICAS) else name
+    experiment, _, scale = name.rpartition("-")
+    return experiment if scale in REPLICAS else name
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,12 @@ class Server:
         self.reader.start()
 
     def _read(self):
+        # To the end, whatever comes: a service whose errors nobody reads waits when the pipe is full.
         for line in self.process.stderr:
-            self.log.append(json.loads(line))
+            try:
+                self.log.append(json.loads(line))
+            except ValueError:
+                self.log.append({"event": "no JSON", "line": line})
 
     def end(self, number=signal.SIGTERM):
         self.process.send_signal(number)

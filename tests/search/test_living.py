@@ -301,6 +301,21 @@ def test_a_snapshot_that_was_replaced_is_let_go_of(bundles, data):
     assert before() is None
 
 
+def test_an_index_that_nobody_has_is_let_go_of_at_once(bundles, data):
+    """Not when Python next looks for cycles: a service that reloads would hold many."""
+    for kind in KINDS:
+        index = Index(amips.load(bundles / kind).snapshot)
+        index.remove(np.arange(N // 2))
+        index.search(data[2][:20], filter=np.arange(N) % 3 == 0)
+        before = weakref.ref(index.snapshot)
+        gc.disable()
+        try:
+            del index
+            assert before() is None, kind
+        finally:
+            gc.enable()
+
+
 def test_a_second_writer_is_refused_until_the_first_is_closed(bundle, data):
     one, other = amips.load(bundle), amips.load(bundle)
     one.add(data[1][:3])

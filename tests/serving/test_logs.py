@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 
 from amips.serving import RequestLog
 from amips.serving.logs import JsonFormatter
@@ -41,3 +43,33 @@ def test_failures_only(capsys):
     lines_of(RequestLog(failures_only=True), FACTS, FACTS | {"status": 503})
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["status"] == 503
+
+
+THREADS = """
+import threading
+from amips.serving.logs import log, log_as_json
+
+class Broken:
+    def __del__(self):
+        raise ValueError("a secret")
+
+def fail():
+    raise ValueError("a secret")
+
+log_as_json()
+Broken()
+threads = [threading.Thread(target=fail)]
+threads += [threading.Thread(target=lambda: [log.info("word " * 50) for _ in range(500)]) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_whatever_is_written_is_a_line_of_json():
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert len(lines) == 2002
+    assert [line["problem"] for line in lines if line["event"] == "defect"] == ["ValueError"] * 2
+    assert "secret" not in done.stderr

@@ -5,6 +5,7 @@ the recall needs (`amips.search.selectivity`) and score the matches in them; whe
 codes, or, if few match, themselves.
 """
 
+import weakref
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -209,7 +210,8 @@ class CellFilters:
     """What was prepared for filters of an index of cells, and how deep to search behind them."""
 
     def __init__(self, index: "Searcher") -> None:
-        self.index = index
+        # The index has these filters: a cycle would keep what was replaced until Python looks for cycles.
+        self.index: Searcher = weakref.proxy(index)
         self._filtered: dict[KeyMask, FilteredCells] = {}
         self._depths: dict[Any, Depths | None] = {}
 

@@ -4,12 +4,34 @@ import asyncio
 import json
 import logging
 import sys
+import threading
 import time
 import traceback
 from functools import lru_cache
 from typing import Any
 
 import orjson
+
+_writing = threading.RLock()  # a stream of text is not made for several threads: lines would be mixed
+
+log = logging.getLogger("amips.serving")
+
+
+def _write(lines: str) -> None:
+    with _writing:
+        sys.stderr.write(lines)
+        sys.stderr.flush()
+
+
+class JsonHandler(logging.Handler):
+    """Writes records to standard error, where lines of requests go, too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line."""
+        try:
+            _write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,8 +75,7 @@ class RequestLog:
 
     def _write(self) -> None:
         lines, self._lines = self._lines, []
-        sys.stderr.write("".join(lines))
-        sys.stderr.flush()
+        _write("".join(lines))
 
 
 def _stamp(seconds: float) -> str:
@@ -70,14 +91,21 @@ def _to_the_second(seconds: int) -> str:
 
 def log_as_json() -> None:
     """Send the logs of this process to standard error, a line of JSON each."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = JsonHandler()
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
+    sys.unraisablehook = _note_ignored  # Python would write several lines of its own
+    threading.excepthook = _note_ignored
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.WARNING)
+
+
+def _note_ignored(problem: Any) -> None:
+    """What went wrong where nobody could be told: in a thread, or while something was taken apart."""
+    log.error("defect", exc_info=(problem.exc_type, problem.exc_value, problem.exc_traceback))
