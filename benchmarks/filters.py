@@ -37,7 +37,7 @@ SHARES = (0.5, 0.1, 0.01, 0.001)
 TOPIC = 0.1  # share of the keys about a topic
 BATCH, SINGLES, ROUNDS = 256, 60, 3
 LANCE_QUERIES = 40
-PATIENCE = 60.0  # seconds of a sweep: behind a narrow filter a graph without one in mind walks through all keys
+PATIENCE = 60.0  # seconds of a sweep: behind a narrow filter a graph walks through all keys
 
 
 @dataclass(frozen=True)
