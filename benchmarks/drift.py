@@ -123,8 +123,11 @@ def rows_of(data: Data, structure: str, work: Path) -> tuple[list[list[str]], di
     raw["adapted"] = data.served(index)
     index.watch(False)
     started = time.monotonic()
-    refit = index.refit(data.new, minutes=1)
-    raw["refit_seconds"], raw["refit"] = time.monotonic() - started, refit.to_json()
+    try:
+        what = f"refitted ({index.refit(data.new, minutes=1).what})"
+    except AmipsError as refusal:  # nothing was better than what is there
+        what = f"refit {str(refusal).partition(':')[0]}"
+    raw["refit_seconds"], raw["refit"] = time.monotonic() - started, what
     raw["refitted"], raw["cost_refitted"] = data.served(index), data.cost(index.snapshot)
     everything = labelled(data, np.concatenate([data.log, data.new]), work / "task-full")
     anew = built(everything, structure, work, "full")
@@ -134,7 +137,7 @@ def rows_of(data: Data, structure: str, work: Path) -> tuple[list[list[str]], di
     table = [
         ["as it was built", *_served(raw["as_fitted"]), f"{raw['cost_before']:.2%}"],
         ["adapted", *_served(raw["adapted"]), "-"],
-        [f"refitted ({refit.what})", *_served(raw["refitted"]), f"{raw['cost_refitted']:.2%}"],
+        [what, *_served(raw["refitted"]), f"{raw['cost_refitted']:.2%}"],
         ["built anew with the new queries", *_served(raw["built_anew"]), f"{raw['cost_anew']:.2%}"],
         ["best plain cells, routed by centroids", "-", "-", f"{raw['cost_plain']:.2%}"],
     ]
