@@ -46,7 +46,7 @@ MEETINGS_FOR_PRODUCT = 4.0
 REFINE_BYTES = 1 << 23
 DISK_BYTES = 1 << 24  # of keys on disk that are read at a time
 FEW_ON_DISK = 1 << 12  # candidates, up to which keys on disk are read as they come
-EXACT_BYTES = 1 << 23  # of scores, at once, where every key is scored
+EXACT_BYTES = 1 << 22  # of scores, at once, where every key is scored
 REFINE = 10  # candidates that quantised storage scores again, for each result asked for
 
 

@@ -16,6 +16,9 @@ from amips.vectors import Floats
 Ids = NDArray[np.int64]
 
 SCORE_BYTES = 1 << 23  # of scores, and of keys, at once
+BEHIND_BYTES = (
+    1 << 21
+)  # the same, where several masks copy their part: a fit with a bound on its memory does it
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +119,7 @@ def best_matches(store: OwnCells, numbers: Ids, rows: Floats | None, x: Floats, 
 def best_behind(store: OwnCells, masks: list[NDArray[np.bool_]], x: Floats, k: int) -> list[Ids]:
     """The numbers of the k best keys behind each of several masks, [m, k]: every key is scored once."""
     best, every = [TopKeys(len(x), k) for _ in masks], np.arange(len(x))
-    step = max(1, SCORE_BYTES // (4 * max(len(x), store.d)))
+    step = max(1, BEHIND_BYTES // (4 * max(len(x), store.d)))
     for low in range(0, store.n, step):
         numbers = np.arange(low, min(store.n, low + step))
         scores = x @ store.keys_at(numbers).T

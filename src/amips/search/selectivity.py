@@ -14,7 +14,7 @@ match says too much: how much, depends on z(x) as a share of s, the share of all
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,13 +218,13 @@ def measure_depths(
         values, _ = known.efforts_of(np.arange(len(x)), mask, top)
         depths.append(known.depth(selectivity, 1.0, [(values, source)]))
     some = np.arange(min(len(x), AWAY_QUERIES))
-    kinds = [[mask for mask in kind if worth(mask)] for kind in _leading_away(x[some], store)]
-    tops = iter(exact(x[some], [mask for kind in kinds for mask in kind]))
     groups: list[list[tuple[NDArray[Any], NDArray[Any]]]] = [[] for _ in LOCAL[1:]]
-    for kind in kinds:
-        pairs = [known.efforts_of(some, mask, next(tops)) for mask in kind]
-        if not pairs:
+    for kind in _leading_away(x[some], store):  # one by one: together they would take much memory
+        masks = [mask for mask in kind if worth(mask)]
+        if not masks:
             continue
+        tops = exact(x[some], masks)
+        pairs = [known.efforts_of(some, mask, top) for mask, top in zip(masks, tops, strict=True)]
         every, local = (np.concatenate(part) for part in zip(*pairs, strict=True))
         sources = np.tile(source[some], len(pairs))
         for place, group in enumerate(groups):
@@ -282,7 +282,7 @@ class _Cells:
         return Depth(selectivity, tuple(efforts), tuple(assured), local)
 
 
-def _leading_away(x: Floats, store: Any) -> list[list[Bools]]:
+def _leading_away(x: Floats, store: Any) -> Iterator[list[Bools]]:
     """Masks of several selectivities that leave out what the queries want, by kind.
 
     The keys that some query wants most, those nearest to the mean of the queries, and to one of them; and all
@@ -296,7 +296,8 @@ def _leading_away(x: Floats, store: Any) -> list[list[Bools]]:
         best[low : low + ROWS] = (keys @ x.T).max(axis=1)
         along[:, low : low + ROWS] = some @ keys.T
     kinds = [best, *along, -along[1]]
-    return [[one <= np.quantile(one, share) for share in AWAY] for one in kinds]
+    for one in kinds:
+        yield [one <= np.quantile(one, share) for share in AWAY]
 
 
 def _places(values: Floats) -> NDArray[np.int64]:
