@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,3 +133,16 @@ def load_script(name):
 def plain_build(task, model=None, **options):
     """`amips.build` of the simplest index, each key in one cell and in float32, but for what options say."""
     return amips.build(task, model, **{"storage": "flat", "spill_fraction": 0.0, **options})
+
+
+class Words:
+    """A bag of words: every word is one random direction."""
+
+    name, d = "words", 32
+
+    def encode(self, texts):
+        rows = np.zeros((len(texts), self.d), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for word in text.lower().split():
+                row += np.random.default_rng(zlib.crc32(word.encode())).standard_normal(self.d)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -123,3 +123,14 @@ def served(path, *options, **environment):
             server.reader.join(10)
         process.stdout.close()
         process.stderr.close()
+
+
+def everything(client):
+    """All that comes until the connection is closed, and whether it was reset."""
+    parts = []
+    try:
+        while part := client.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        return b"".join(parts), True
+    return b"".join(parts), False

@@ -16,6 +16,7 @@ from amips.serving import Application, Service, Settings, connections
 from amips.serving.connections import ClientProtocol, Unread
 from amips.serving.prometheus import DIRECTORY
 from amips.serving.server import Workers, _config
+from serving_helpers import everything
 
 GET = b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
@@ -44,17 +45,6 @@ def listening(bundle, protocol=ClientProtocol, seconds=5.0, **options):
         own.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
-
-
-def everything(client):
-    """All that comes until the connection is closed, and whether it was reset."""
-    parts = []
-    try:
-        while part := client.recv(1 << 16):
-            parts.append(part)
-    except ConnectionResetError:
-        return b"".join(parts), True
-    return b"".join(parts), False
 
 
 def test_an_answer_is_one_write_and_requests_leave_no_garbage(bundle):

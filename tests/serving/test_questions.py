@@ -2,27 +2,14 @@
 
 import asyncio
 import json
-import zlib
 
 import numpy as np
 
 import amips
 from amips.serving import Tokens
 from amips.text import asking, attach, embed
+from helpers import Words
 from serving_helpers import WRITE, application, described, headers, talk
-
-
-class Words:
-    """A bag of words: every word is one random direction."""
-
-    name, d = "words", 16
-
-    def encode(self, texts):
-        rows = np.zeros((len(texts), self.d), np.float32)
-        for row, text in zip(rows, texts, strict=True):
-            for word in text.lower().split():
-                row += np.random.default_rng(zlib.crc32(word.encode())).standard_normal(self.d)
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def test_questions(tmp_path, monkeypatch):
@@ -60,7 +47,7 @@ def test_questions(tmp_path, monkeypatch):
         batches.clear()
         calls = [client.post("/ask", json={"question": one}) for one in several]
         assert [one.json() for one in await asyncio.gather(*calls)] == alone
-        await client.post("/add", json={"keys": [[1.0] * 16]}, headers=headers(WRITE))
+        await client.post("/add", json={"keys": [[1.0] * Words.d]}, headers=headers(WRITE))
         after = await client.post("/ask", json={"question": "word3 word5"})
         return answer, empty, texts, after
 

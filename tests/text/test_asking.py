@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import threading
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,7 @@ from amips.signing import new_key
 from amips.task import load_task
 from amips.text import Asker, attach, embed
 from amips.text import asking as module
-from helpers import reseal
+from helpers import Words, reseal
 
 TOPICS = {
     "csv": "read write csv file rows columns delimiter",
@@ -30,19 +29,6 @@ TOPICS = {
     "matrix": "compute eigenvalues symmetric matrix vector product",
     "socket": "open network connection socket address port",
 }
-
-
-class Words:
-    """A bag of words: every word is one random direction."""
-
-    name, d = "words", 32
-
-    def encode(self, texts):
-        rows = np.zeros((len(texts), self.d), np.float32)
-        for row, text in zip(rows, texts, strict=True):
-            for word in text.lower().split():
-                row += np.random.default_rng(zlib.crc32(word.encode())).standard_normal(self.d)
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 @pytest.fixture(scope="module")
